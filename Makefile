@@ -1,0 +1,59 @@
+# Needs Python >= 3.10 (with venv and pip) and make; everything else goes into .venv.
+# The stamps inside .venv record what is installed, so that only a change of pyproject.toml
+# installs again.
+
+PYTHON      ?= python3
+VENV        ?= .venv
+WORKERS     ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS   ?=
+
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+CORE := $(VENV)/.installed-core
+DEV  := $(VENV)/.installed-dev
+CODE := $(wildcard src tests examples benchmarks)
+
+# The development install contains the core one.
+ANY := $(if $(wildcard $(DEV)),$(DEV),$(CORE))
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint format demo clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+test: lint ## lint, check types and run all tests (PYTEST_ARGS="-k smooth", WORKERS=2)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(DEV) ## ruff check, ruff format --check and mypy
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+format: $(DEV) ## let ruff fix and format the code
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+# Without NumPy, which topkit does not need, importing torch warns.
+demo: export PYTHONWARNINGS := ignore:Failed to initialize NumPy
+demo: $(ANY) ## cross-entropy against SmoothTopKLoss on ambiguous labels (DEMO_ARGS="--k 3")
+	$(BIN)/python examples/ambiguous_labels.py $(DEMO_ARGS)
+
+clean: ## remove .venv, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "topkit needs Python >= 3.10")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(CORE): pyproject.toml | $(BIN)/python
+	@echo "Installing topkit into $(VENV) (the first time this downloads PyTorch) ..."
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	@echo "Installing topkit and its test tools into $(VENV) (the first time this downloads PyTorch) ..."
+	$(PIP) -e ".[dev]"
+	@touch $@

@@ -1,0 +1,69 @@
+"""Errors that name what was given and what was expected."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_scores(scores: Tensor) -> None:
+    """Require floating-point scores with a last dimension of classes."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        given = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"scores must be a floating-point tensor, got {given}")
+    if scores.dim() == 0 or scores.shape[-1] == 0:
+        raise ValueError(
+            f"scores must have shape (..., classes) with at least one class, "
+            f"got {tuple(scores.shape)}"
+        )
+
+
+def check_count(name: str, value: int, largest: int | None = None, meaning: str = "") -> None:
+    """Require an integer from 1 to ``largest``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
+    if value < 1 or (largest is not None and value > largest):
+        bound = "at least 1" if largest is None else f"from 1 to {largest}, {meaning}"
+        raise ValueError(f"{name} must be {bound}, got {name}={value}")
+
+
+def check_number(name: str, value: float, *, positive: bool) -> None:
+    """Require a finite number that is positive, or at least not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        expected = "positive and finite" if positive else "non-negative and finite"
+        raise ValueError(f"{name} must be {expected}, got {name}={value}")
+
+
+def check_margin(margin: float | Tensor) -> None:
+    """Require a non-negative number, or a vector of them with one per class."""
+    if not isinstance(margin, Tensor):
+        return check_number("margin", margin, positive=False)
+    if margin.dim() != 1 or not margin.is_floating_point():
+        raise ValueError(
+            "margin must be a number or a floating-point tensor with one value per class, "
+            f"got a tensor of shape {tuple(margin.shape)} and {margin.dtype}"
+        )
+    if can_look(margin) and not bool((margin >= 0).all()):
+        worst = margin[~(margin >= 0)][0].item()
+        raise ValueError(f"margin must be non-negative for every class, got {worst}")
+    return None
+
+
+def check_per_class(name: str, value: Tensor, classes: int) -> None:
+    """Require a vector with one value per class."""
+    if value.shape != (classes,):
+        raise ValueError(
+            f"{name} must have one value for each of the {classes} classes, "
+            f"got shape {tuple(value.shape)}"
+        )
+
+
+def can_look(tensor: Tensor) -> bool:
+    """Whether values may be read: an eager CPU call, no transformation, no device to wait for."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )

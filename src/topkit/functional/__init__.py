@@ -1,0 +1,20 @@
+"""Losses as functions; the modules of :mod:`topkit` are one line over these."""
+
+from topkit.functional.hinge import (
+    calibrated_topk_hinge_loss,
+    convex_topk_hinge_loss,
+    topk_hinge_loss,
+)
+from topkit.functional.likelihood import focal_loss, ldam_loss
+from topkit.functional.noised import noised_topk_loss
+from topkit.functional.smooth import smooth_topk_loss
+
+__all__ = [
+    "calibrated_topk_hinge_loss",
+    "convex_topk_hinge_loss",
+    "focal_loss",
+    "ldam_loss",
+    "noised_topk_loss",
+    "smooth_topk_loss",
+    "topk_hinge_loss",
+]

@@ -1,0 +1,221 @@
+"""What every loss shares with ``torch.nn.functional.cross_entropy``.
+
+A loss is given as a function of rows: ``row_loss(scores, labels)`` maps (R, C) scores and (R, 1)
+labels to (R, 1) losses, and with ``labels=None`` to the (R, C) losses of every class as the label.
+Input shapes, class weights, ignored targets, label smoothing, class probabilities, precision and
+reduction are here, once.
+"""
+
+from typing import Protocol, TypedDict
+
+import torch
+from torch import Tensor
+
+from topkit._checks import can_look, check_count, check_margin, check_per_class
+from topkit.reference.limits import working_dtype
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of ``cross_entropy``, with its meanings and defaults."""
+
+    weight: Tensor | None
+    """One weight per class; default none."""
+    ignore_index: int
+    """A target that contributes neither loss nor gradient; default −100."""
+    reduction: str
+    """"mean" (over the labels' weights, the default), "sum" or "none"."""
+    label_smoothing: float
+    """How much of the target is spread over all classes, 0 (the default) to 1."""
+
+
+class RowLoss(Protocol):
+    """The losses of rows, for one label each or for every label."""
+
+    def __call__(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """Map (R, C) scores and (R, 1) labels to (R, 1), or to (R, C) without labels."""
+
+
+def classification_loss(
+    row_loss: RowLoss,
+    input: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Reduce a row loss to what ``cross_entropy`` would return for the same arguments.
+
+    With class indices the loss of a row is ``Σ_c w_c P_c ℓ(s, c)`` for P the smoothed one-hot
+    target, and "mean" divides by the sum of the labels' weights; with class probabilities P is the
+    smoothed target, and "mean" divides by the number of rows.
+    """
+    check_options(reduction, label_smoothing)
+    probabilities = check_shapes(input, target)
+    class_dim = class_dimension(input)
+    classes = input.shape[class_dim]
+    if weight is not None:
+        check_per_class("weight", weight, classes)
+
+    scores = to_rows(input)
+    shape = input.shape[:class_dim] + input.shape[class_dim + 1 :]
+    if probabilities:
+        losses = _expected(row_loss, scores, to_rows(target), weight, label_smoothing)
+        total = None
+    else:
+        labels = target.reshape(-1, 1)
+        losses, total = _indexed(row_loss, scores, labels, weight, ignore_index, label_smoothing)
+    dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
+    if reduction == "none":
+        return losses.reshape(shape).to(dtype)
+    if reduction == "sum":
+        return losses.sum().to(dtype)
+    return (losses.mean() if total is None else losses.sum() / total).to(dtype)
+
+
+def _indexed(
+    row_loss: RowLoss,
+    scores: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+) -> tuple[Tensor, Tensor | None]:
+    """Losses of rows with class indices, (R, 1), and what their mean divides by, if not R."""
+    ignored = None
+    if not known_in_range(labels, scores.shape[1], ignore_index):
+        ignored = labels == ignore_index
+        labels = labels.masked_fill(ignored, 0)
+    labels = labels.long()
+    weights = None if weight is None else weight[labels]
+    if label_smoothing == 0:
+        losses = row_loss(scores, labels)
+        losses = losses if weights is None else losses * weights
+    else:
+        one_hot = torch.zeros_like(scores).scatter(1, labels, 1.0)
+        losses = _expected(row_loss, scores, one_hot, weight, label_smoothing)
+    if ignored is None:
+        return losses, None if weights is None else weights.sum()
+    counted = torch.ones_like(losses) if weights is None else weights
+    return losses.masked_fill(ignored, 0.0), counted.masked_fill(ignored, 0.0).sum()
+
+
+def _expected(
+    row_loss: RowLoss,
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    label_smoothing: float,
+) -> Tensor:
+    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where a class of probability 0 counts for nothing."""
+    target = target * (1 - label_smoothing) + label_smoothing / scores.shape[1]
+    if weight is not None:
+        target = target * weight
+    losses = row_loss(scores, None)
+    return (losses.masked_fill(target == 0, 0.0) * target).sum(1, keepdim=True)
+
+
+def check_options(reduction: str, label_smoothing: float) -> None:
+    """Require a known reduction and a smoothing from 0 to 1."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}")
+
+
+def check_shapes(input: Tensor, target: Tensor) -> bool:
+    """Require shapes that belong together; tell whether the target holds class probabilities."""
+    if input.dim() == 0 or not input.is_floating_point():
+        raise ValueError(
+            "input must be a floating-point tensor of shape (C), (N, C) or (N, C, d1, ...), "
+            f"got shape {tuple(input.shape)} and {input.dtype}"
+        )
+    class_dim = class_dimension(input)
+    without_classes = input.shape[:class_dim] + input.shape[class_dim + 1 :]
+    if target.is_floating_point():
+        if target.shape != input.shape:
+            raise ValueError(
+                f"a floating-point target holds class probabilities and must have the input's "
+                f"shape {tuple(input.shape)}, got {tuple(target.shape)}"
+            )
+        return True
+    if target.dtype == torch.bool or target.is_complex():
+        raise TypeError(
+            f"target must hold class indices (integers) or class probabilities, got {target.dtype}"
+        )
+    if target.shape != without_classes:
+        raise ValueError(
+            f"for input of shape {tuple(input.shape)}, a target of class indices must have shape "
+            f"{tuple(without_classes)}, got {tuple(target.shape)}"
+        )
+    return False
+
+
+def known_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:
+    """Whether all labels are known to be classes, none of them ignored.
+
+    Known only where looking costs nothing; there, a label that is neither raises.
+    """
+    if not can_look(labels) or labels.numel() == 0:
+        return False
+    lowest, highest = (int(bound) for bound in labels.aminmax())
+    if 0 <= lowest and highest < classes:
+        return not 0 <= ignore_index < classes
+    wrong = labels[((labels < 0) | (labels >= classes)) & (labels != ignore_index)]
+    if wrong.numel():
+        raise IndexError(
+            f"target must hold class indices from 0 to {classes - 1}, or "
+            f"ignore_index={ignore_index}, got {int(wrong[0])}"
+        )
+    return False
+
+
+def class_dimension(input: Tensor) -> int:
+    """Where the classes are: the only dimension of (C), the second of everything else."""
+    return 0 if input.dim() == 1 else 1
+
+
+def class_count(input: Tensor) -> int:
+    """How many classes the logits have."""
+    return input.shape[class_dimension(input)] if input.dim() else 0
+
+
+def to_rows(tensor: Tensor) -> Tensor:
+    """(C), (N, C) or (N, C, d1, …) as (rows, C)."""
+    if tensor.dim() == 2:
+        return tensor
+    last = tensor.movedim(class_dimension(tensor), -1)
+    return last.reshape(-1, last.shape[-1])
+
+
+def check_k(k: int, input: Tensor) -> None:
+    """Require room for at least one class outside the list of k."""
+    classes = class_count(input)
+    check_count("k", k, classes - 1, f"one less than the input's {classes} classes")
+
+
+def check_margin_for(margin: float | Tensor, input: Tensor) -> None:
+    """Require a non-negative margin, a number or one per class."""
+    check_margin(margin)
+    if isinstance(margin, Tensor):
+        check_per_class("margin", margin, class_count(input))
+
+
+def working(scores: Tensor) -> Tensor:
+    """Scores in the precision in which losses are computed."""
+    return scores.to(working_dtype(scores.dtype))
+
+
+def of_label(values: Tensor, labels: Tensor | None) -> Tensor:
+    """The label's entry of each row, (R, 1), or all entries where every class is a label."""
+    return values if labels is None else values.gather(1, labels)
+
+
+def margin_of_label(margin: float | Tensor, labels: Tensor | None) -> float | Tensor:
+    """The label's margin, (R, 1), or all margins, (C); a number stays a number."""
+    if not isinstance(margin, Tensor) or labels is None:
+        return margin
+    return margin[labels]

@@ -1,0 +1,81 @@
+"""The noised top-k hinge loss of Garcin et al. 2022."""
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from topkit._checks import check_number
+from topkit.functional._contract import (
+    Options,
+    check_k,
+    check_margin_for,
+    class_dimension,
+    classification_loss,
+    margin_of_label,
+    of_label,
+    working,
+)
+from topkit.functional.hinge import hinge
+from topkit.operators.noised import check_noise, noised_topk
+
+
+def noised_topk_loss(
+    input: Tensor,
+    target: Tensor,
+    k: int = 5,
+    epsilon: float = 0.2,
+    samples: int = 10,
+    margin: float | Tensor = 1.0,
+    scale: float = 1.0,
+    *,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    **options: Unpack[Options],
+) -> Tensor:
+    r"""Noised top-k hinge loss: the calibrated hinge with its threshold smoothed by noise.
+
+    .. math:: \ell(s, y) = \big( c \, (m_y + \tfrac1B \sum_{b=1}^B (s + \epsilon Z_b)_{(k+1)} - s_y)
+        \big)_+, \qquad Z_b \sim \mathcal N(0, I)
+
+    (Garcin et al. 2022, equation 10 with a number as the margin, equation 13 with one margin per
+    class; the scale c is that of their experiments with cosine scores, section 4.5). Noise reaches
+    the scores near the threshold only: the gradient is sparse, and unlike the smooth loss it does
+    not fade for long tails of classes.
+
+    Args:
+        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
+        epsilon: size of the noise; 0 is :func:`calibrated_topk_hinge_loss`.
+        samples: number B of noise vectors.
+        margin: a number, or one per class (see :func:`topkit.class_margins`).
+        scale: multiplies the loss before its positive part is taken.
+        noise: the noise vectors, of shape ``input.shape + (samples,)``; drawn if not given.
+        generator: source of the noise, for reproducible losses.
+        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
+            :func:`torch.nn.functional.cross_entropy`.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` one loss per target.
+
+    Example:
+        >>> import torch
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
+        >>> noised_topk_loss(logits, target, k=2, noise=torch.zeros(1, 4, 10))
+        tensor(1.)
+    """
+    check_k(k, input)
+    check_margin_for(margin, input)
+    check_number("scale", scale, positive=True)
+    if noise is not None:
+        check_noise(noise, input, samples)
+        by_class = noise.movedim(class_dimension(input), -2)
+        noise = by_class.reshape(-1, *by_class.shape[-2:])
+
+    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+        scores = working(scores)
+        rival = noised_topk(scores, k + 1, epsilon, samples, noise=noise, generator=generator)
+        label, m = of_label(scores, labels), margin_of_label(margin, labels)
+        return scale * hinge(m, rival.unsqueeze(1), label)
+
+    return classification_loss(row_loss, input, target, **options)

@@ -1,0 +1,65 @@
+"""The smooth top-k SVM loss of Berrada et al. 2018."""
+
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import Unpack
+
+from topkit._checks import check_number
+from topkit.functional._contract import (
+    Options,
+    check_k,
+    check_margin_for,
+    classification_loss,
+    margin_of_label,
+)
+from topkit.operators.esp import smooth_gap
+
+EXACT = 40.0
+"""Beyond it softplus(z) is z to the last digit of float64."""
+
+
+def smooth_topk_loss(
+    input: Tensor,
+    target: Tensor,
+    k: int = 5,
+    tau: float = 1.0,
+    margin: float | Tensor = 1.0,
+    **options: Unpack[Options],
+) -> Tensor:
+    r"""Smooth top-k SVM loss: the label should be among the k largest scores, by a margin.
+
+    .. math:: L_{k,\tau}(s, y) = \tau \log \Big[ 1 + e^{\alpha_y/\tau - s_y/(k\tau)}
+        \frac{\sigma_k(e^{s_{\setminus y}/(k\tau)})}{\sigma_{k-1}(e^{s_{\setminus y}/(k\tau)})} \Big]
+
+    (Berrada et al. 2018, equations 9 and 10, with the margin α of section 3.3), where σ are the
+    elementary symmetric polynomials. Exact for every k and τ. With k = 1, τ = 1, margin = 0 it is
+    cross-entropy; as τ → 0 it becomes ``topk_hinge_loss(margin=k·α) / k``. Its gradient is 1/k that
+    of cross-entropy: multiply the loss, or the learning rate, by k.
+
+    Args:
+        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
+        tau: temperature τ; small is close to the hinge, large is smoother.
+        margin: α, a number or one per class.
+        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
+            :func:`torch.nn.functional.cross_entropy`.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` one loss per target.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+        >>> smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
+        tensor([0.5145, 1.3925])
+    """
+    check_k(k, input)
+    check_number("tau", tau, positive=True)
+    check_margin_for(margin, input)
+
+    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+        gap = smooth_gap(scores, labels, k, tau) + margin_of_label(margin, labels)
+        return F.softplus(gap, beta=1 / tau, threshold=EXACT)
+
+    return classification_loss(row_loss, input, target, **options)

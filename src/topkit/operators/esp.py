@@ -1,0 +1,106 @@
+"""Elementary symmetric polynomials of exponentials, and what the losses need of them.
+
+The one place that chooses between the algorithms of :mod:`topkit.reference`.
+"""
+
+from functools import partial
+
+from torch import Tensor
+
+from topkit._checks import check_count, check_scores
+from topkit.algorithms import log_esp_tree
+from topkit.reference import fused, power_sums, tree
+from topkit.reference.limits import by_power_sums, working_dtype
+from topkit.reference.row_blocks import RowFunction, by_rows, plain_only
+
+
+def log_esp(scores: Tensor, k: int) -> Tensor:
+    r"""Logarithms of the elementary symmetric polynomials of ``exp(scores)``.
+
+    .. math:: \log \sigma_j(e^{s}) = \log \sum_{|A| = j} \exp \sum_{i \in A} s_i, \quad j = 0..k
+
+    (Berrada et al. 2018, section 4). Its gradient with respect to the scores holds the marginals of
+    random j-subsets, see :func:`topk_marginals`.
+
+    Args:
+        scores: (…, n); −inf marks an absent class.
+        k: largest degree, 1 ≤ k ≤ n.
+
+    Returns:
+        (…, k + 1), the degrees 0 to k; −inf for degrees above the number of present classes.
+
+    Example:
+        >>> import torch
+        >>> log_esp(torch.tensor([1.0, 2.0, 3.0]).log(), k=2).exp()
+        tensor([ 1.,  6., 11.])
+    """
+    check_scores(scores)
+    check_count("k", k, scores.shape[-1], "the number of classes")
+    power = by_power_sums(k, scores.dtype, scores.device)
+    algorithm = power_sums.log_esp if power else log_esp_tree
+    return _by_rows(partial(algorithm, k=k), scores, k=k).to(scores.dtype)
+
+
+def topk_marginals(scores: Tensor, k: int) -> Tensor:
+    r"""Probability that each class belongs to a random k-subset drawn by its scores.
+
+    .. math:: \pi_i = \frac{e^{s_i} \sigma_{k-1}(e^{s_{\setminus i}})}{\sigma_k(e^s)}
+        = \frac{\partial \log \sigma_k(e^s)}{\partial s_i}
+
+    (Berrada et al. 2018, Appendix C, equations 63-66, where the printed σ_i is σ_k). With k = 1 it
+    is the softmax.
+
+    Args:
+        scores: (…, n); −inf marks an absent class.
+        k: size of the subset, 1 ≤ k ≤ n.
+
+    Returns:
+        (…, n), in [0, 1], summing to k. A row with fewer than k present classes has 1 for each.
+
+    Example:
+        >>> import torch
+        >>> topk_marginals(torch.tensor([0.0, 0.0, 0.0, 0.0]), k=2)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    check_scores(scores)
+    check_count("k", k, scores.shape[-1], "the number of classes")
+    power = by_power_sums(k, scores.dtype, scores.device)
+    algorithm = power_sums.marginals if power else tree.marginals
+    return _by_rows(partial(algorithm, k=k), scores, k=k).to(scores.dtype)
+
+
+def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Tensor:
+    r"""By how much the k-th largest rival exceeds the label, over k, smoothed.
+
+    .. math:: g(s, y) = \tau \log \sigma_k(e_{\setminus y}) - \tau \log \sigma_{k-1}(e_{\setminus y})
+        - s_y / k, \qquad e = \exp(s / (k\tau))
+
+    All of the smooth loss but its margin (Berrada et al. 2018, equation 10). In float64 for scores
+    of any precision, since the loss adds a margin of the opposite sign.
+
+    Args:
+        scores: (R, n); −inf marks an absent class.
+        labels: (R, 1), or None for every class as the label.
+        k: 1 ≤ k ≤ n − 1.
+        tau: temperature, positive; as it vanishes, g becomes the hard gap over k.
+
+    Returns:
+        (R, 1), or (R, n) for every label. −inf or nearly so where fewer than k classes are present
+        besides the label, +inf where the label is absent.
+    """
+    power = by_power_sums(k, scores.dtype, scores.device)
+    if labels is None:
+        every = power_sums.smooth_gap_every_label if power else tree.smooth_gap_every_label
+        return _by_rows(partial(every, k=k, tau=tau), scores, k=k)
+    if not power:
+        return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), scores, labels, k=k)
+    if plain_only(scores):
+        return power_sums.smooth_gap(scores.to(working_dtype(scores.dtype)), labels, k, tau)
+    return fused.smooth_gap(scores, labels, k, tau)
+
+
+def _by_rows(function: RowFunction, scores: Tensor, *others: Tensor, k: int) -> Tensor:
+    wide = power_sums.wide_dtype(scores)
+    rows = scores.reshape(-1, scores.shape[-1])
+    result = by_rows(lambda block, *rest: function(block.to(wide), *rest), rows, *others, cost=8 * k)
+    return result.reshape(*scores.shape[:-1], result.shape[-1])

@@ -1,0 +1,150 @@
+"""The k-th largest score, smoothed by noise."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkit._checks import check_count, check_number, check_scores
+
+
+def noised_topk(
+    scores: Tensor,
+    k: int,
+    epsilon: float = 1.0,
+    samples: int = 5,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Average over noise vectors of the k-th largest perturbed score.
+
+    .. math:: \widehat{\mathrm{top}}_{k,\epsilon,B}(s) = \frac1B \sum_{b=1}^B (s + \epsilon Z_b)_{(k)},
+        \qquad Z_b \sim \mathcal N(0, I)
+
+    (Garcin et al. 2022, Definitions 3.2 and 3.4, equation 11). Its gradient is, for each class,
+    the share of samples in which the class was the k-th largest. That is piecewise constant:
+    differentiating twice raises an error.
+
+    Args:
+        scores: (…, n); −inf marks an absent class.
+        k: rank, 1 ≤ k ≤ n.
+        epsilon: size of the noise; 0 gives the k-th largest score itself.
+        samples: number B of noise vectors.
+        noise: the noise vectors, ``scores.shape + (samples,)``; drawn one after another if not
+            given, so that no tensor of that shape is made.
+        generator: source of the noise.
+
+    Returns:
+        (…), the scores' shape without its last dimension.
+
+    Example:
+        The worked example of section 3.2:
+
+        >>> import torch
+        >>> scores = torch.tensor([2.4, 2.6, 2.3, 0.5], requires_grad=True)
+        >>> noise = torch.tensor([[0.2, 0.1, -0.1], [-0.1, 0.1, -0.1], [0.1, -0.1, 0.1],
+        ...     [0.3, 0.1, -0.1]])
+        >>> value = noised_topk(scores, k=2, samples=3, noise=noise)
+        >>> value
+        tensor(2.4667, grad_fn=<MeanBackward1>)
+        >>> torch.autograd.grad(value, scores)[0]
+        tensor([0.3333, 0.3333, 0.3333, 0.0000])
+    """
+    check_scores(scores)
+    check_count("k", k, scores.shape[-1], "the number of classes")
+    check_number("epsilon", epsilon, positive=False)
+    check_count("samples", samples)
+    if noise is not None:
+        check_noise(noise, scores, samples)
+    with torch.no_grad():
+        chosen = [
+            _kth_perturbed(scores, k, epsilon, None if noise is None else noise[..., b], generator)
+            for b in range(samples)
+        ]
+        index = torch.cat([i for i, _ in chosen], -1)
+        shift = torch.cat([s for _, s in chosen], -1)
+    return (_gather(scores, index) + shift).mean(-1)
+
+
+def check_noise(noise: Tensor, scores: Tensor, samples: int) -> None:
+    """Require one noise vector per sample for all scores."""
+    expected = (*scores.shape, samples)
+    if noise.shape != expected:
+        raise ValueError(
+            f"noise must have shape {tuple(expected)}, the scores' shape and the number of "
+            f"samples, got {tuple(noise.shape)}"
+        )
+
+
+def _kth_perturbed(
+    scores: Tensor, k: int, epsilon: float, noise: Tensor | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """The class that is k-th largest under one noise vector, and its own noise, (…, 1) each."""
+    if noise is None:
+        noise = torch.randn(
+            scores.shape, generator=generator, dtype=scores.dtype, device=scores.device
+        )
+    shift = epsilon * noise
+    index = (scores + shift).topk(k, dim=-1).indices[..., -1:]
+    return index, shift.gather(-1, index)
+
+
+def _gather(scores: Tensor, index: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return scores.gather(-1, index)
+    result: Tensor = _Chosen.apply(scores, index)
+    return result
+
+
+class _Chosen(torch.autograd.Function):
+    """``scores.gather(-1, index)`` for an index that depends on the scores: first order only."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, index: Tensor) -> Tensor:
+        return scores.gather(-1, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        scores, index = inputs
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+        ctx.classes = scores.shape[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        (index,) = ctx.saved_tensors
+        return _Counts.apply(gradient, index, ctx.classes), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        (index,) = ctx.saved_tensors
+        return tangent.gather(-1, index)
+
+
+class _Counts(torch.autograd.Function):
+    """How often each class was chosen, weighted by the gradient; refuses to be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, index: Tensor, classes: int) -> Tensor:
+        counts = gradient.new_zeros(*gradient.shape[:-1], classes)
+        return counts.scatter_add(-1, index, gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError(
+            "noised_topk has no second derivative: with sampled noise its gradient is piecewise "
+            "constant. Use smooth_topk_loss where second derivatives are needed."
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Counts.backward(ctx)

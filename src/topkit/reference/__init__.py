@@ -1,0 +1,1 @@
+"""The algorithms in plain PyTorch: what every kernel is measured against."""

@@ -1,0 +1,160 @@
+r"""The smooth gap in eager mode: analytic gradient, in place, in row blocks.
+
+Same algorithm as :func:`topkit.reference.power_sums.smooth_gap`, which proves it, with
+
+    k·∂/∂s_i = Σ_{j=1..k} (−1)^{j−1} u_i^j (S_{k−j}/S_k − S_{k−1−j}/S_{k−1})      (tail)
+    k·∂/∂s_m = −v_m ∂/∂v_m (log S_k − log S_{k−1})                                (heads)
+    k·∂/∂s_y = −1                                                                 (label)
+
+The forward pass reads the logits once and keeps O(k) numbers a row, the backward pass reads them
+once more and writes the gradient. Rows are taken in blocks that stay in cache, and the few numbers
+of each row are worked on for all rows together, in float64. Higher derivatives go through the
+plain operations.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkit.reference import power_sums
+from topkit.reference.limits import power_dtype, working_dtype
+from topkit.reference.row_blocks import row_blocks
+
+INFINITY = float("inf")
+LOG2_E = math.log2(math.e)
+
+
+def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
+    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, 1) labels, (R, 1)."""
+    result: Tensor = _SmoothGap.apply(scores, labels, k, tau)
+    return result
+
+
+class _SmoothGap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
+        heads, index, sums = _row_state(scores, labels, k, k * tau)
+        wide = heads.to(sums.dtype)
+        inverted = (wide[:, -1:] - wide).t().div_(k * tau).exp_()
+        states = _head_states(_newton(sums), inverted)
+        lower, upper = states[-1, k:].unbind(0)
+        gap = (wide[:, -1:] - scores.gather(1, labels)).div_(k)
+        gap.add_((upper / lower).log_().unsqueeze(1), alpha=tau)
+        if ctx.needs_input_grad[0]:
+            slopes = _slopes(states, inverted, upper, lower)
+            ctx.save_for_backward(scores, labels, index, heads[:, -1:], slopes)
+            ctx.k, ctx.tau = k, tau
+        return gap
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
+        scores, labels, index, threshold, slopes = ctx.saved_tensors
+        k, tau = ctx.k, ctx.tau
+        working, dtype = working_dtype(scores.dtype), power_dtype(scores.dtype, k)
+        if torch.is_grad_enabled():  # create_graph: someone will differentiate this
+            gap = power_sums.smooth_gap(scores.to(working), labels, k, tau)
+            (result,) = torch.autograd.grad(gap, scores, gradient, create_graph=True)
+            return result, None, None, None
+        scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
+        tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
+        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
+        for rows in row_blocks(scores):
+            u = _scaled_exp(scores[rows].to(working).sub(threshold[rows]), k * tau).to(dtype)
+            out = result[rows] if result.dtype == dtype else None
+            value = _polynomial(tail[:, rows], u, out)
+            value.scatter_(1, index[rows], top[rows])
+            value.scatter_(1, labels[rows], of_label[rows])
+            if out is None:
+                result[rows] = value
+        return result, None, None, None
+
+
+def _row_state(
+    scores: Tensor, labels: Tensor, k: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads and their classes, (R, k), and the power sums of the tail, (k, R), without the label."""
+    blocks = [
+        _block_state(scores[rows], labels[rows], k, temperature) for rows in row_blocks(scores)
+    ]
+    if len(blocks) == 1:
+        return blocks[0]
+    heads, index, sums = zip(*blocks, strict=True)
+    return torch.cat(heads), torch.cat(index), torch.cat(sums, 1)
+
+
+def _block_state(
+    scores: Tensor, labels: Tensor, k: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    work = scores.to(working_dtype(scores.dtype), copy=True).scatter_(1, labels, -INFINITY)
+    heads, index = work.topk(k, 1)
+    heads.clamp_(min=power_sums.lowest_score(work))
+    work.scatter_(1, index, -INFINITY)
+    tail = _scaled_exp(work.sub_(heads[:, -1:]), temperature).to(power_dtype(scores.dtype, k))
+    sums = [tail.sum(1)]
+    if k > 1:
+        power = tail * tail
+        sums.append(power.sum(1))
+    for _ in range(k - 2):
+        sums.append(power.mul_(tail).sum(1))
+    return heads, index, torch.stack(sums).to(power_sums.wide_dtype(scores))
+
+
+def _newton(sums: Tensor) -> Tensor:
+    """:func:`power_sums.newton` on (k, R), in place."""
+    k, rows = sums.shape
+    result = sums.new_zeros(k + 1, rows)
+    p, q = sums.unbind(0), result.unbind(0)
+    q[0].fill_(1.0)
+    for j in range(1, k + 1):
+        for i in range(1, j + 1):
+            q[j].addcmul_(p[i - 1], q[j - i], value=(1 if i % 2 else -1) / j)
+    return result
+
+
+def _head_states(q: Tensor, inverted: Tensor) -> Tensor:
+    """``Q(X)·Π_{i<m}(v_i + X)`` for m = 0..k, (k + 1, k + 2, R), each behind a leading 0."""
+    k, rows = inverted.shape
+    states = q.new_zeros(k + 1, k + 2, rows)
+    shifted, plain = states[:, :-1].unbind(0), states[:, 1:].unbind(0)
+    plain[0].copy_(q)
+    for i, v in enumerate(inverted.unbind(0)):
+        torch.addcmul(shifted[i], plain[i], v, out=plain[i + 1])
+    return states
+
+
+def _slopes(states: Tensor, inverted: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
+    """The gradient's row constants, (2k + 1, R): coefficients of the tail, heads, label."""
+    k, rows = inverted.shape
+    slopes = states.new_empty(2 * k + 1, rows)
+    below = states[-1, :-1].flip(0)  # S_{k−1} … S_0, S_{−1} = 0
+    torch.div(below[:k], upper, out=slopes[:k]).sub_(below[1:].div_(lower))
+    slopes[1:k:2].neg_()
+
+    adjoints = torch.zeros_like(states)  # reverse mode; each state before a trailing 0
+    torch.reciprocal(lower, out=adjoints[k, k - 1])
+    torch.reciprocal(upper, out=adjoints[k, k]).neg_()
+    plain, shifted, v = adjoints[:, :-1].unbind(0), adjoints[:, 1:].unbind(0), inverted.unbind(0)
+    for i in range(k - 1, 0, -1):
+        torch.addcmul(shifted[i + 1], plain[i + 1], v[i], out=plain[i])
+    torch.sum(adjoints[1:, :-1].mul_(states[:-1, 1:]), 1, out=slopes[k : 2 * k]).mul_(inverted)
+    slopes[2 * k].fill_(-1.0)
+    return slopes
+
+
+def _polynomial(coefficients: Tensor, u: Tensor, out: Tensor | None) -> Tensor:
+    """``Σ_{j=1..k} c_j u^j`` for each element of (R, n), coefficients (k, R, 1), by Horner's rule."""
+    *others, last = coefficients.unbind(0)
+    if not others:
+        return torch.mul(u, last, out=out)
+    value = torch.addcmul(others[-1], u, last, out=out)
+    for c in reversed(others[:-1]):
+        torch.addcmul(c, value, u, out=value)
+    return value.mul_(u)
+
+
+def _scaled_exp(x: Tensor, temperature: float) -> Tensor:
+    """``exp(x / temperature)`` in place; base 2 is more than twice as fast."""
+    return x.mul_(LOG2_E / temperature).exp2_()

@@ -1,0 +1,79 @@
+"""Row-wise functions in blocks of rows: bounded memory, and no graph kept between the passes."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RowFunction = Callable[..., Tensor]
+
+BLOCK_ELEMENTS = 2**18
+"""A megabyte of float32: a block and its workspace stay in the cores' caches."""
+
+GRAPH_ELEMENTS = 2**22
+"""What the graph of one block may hold: 32 megabytes of float64."""
+
+
+def row_blocks(scores: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
+    """Slices of consecutive rows with about ``elements`` elements each; at least one, maybe empty."""
+    rows, columns = scores.shape
+    step = max(1, elements // max(1, columns))
+    if scores.device.type != "cpu":
+        step = max(1, rows)
+    for start in range(0, max(1, rows), step):
+        yield slice(start, start + step)
+
+
+def plain_only(scores: Tensor) -> bool:
+    """Whether a transformation is looking: it must see plain operations, not a custom function."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad.unpack_dual(scores).tangent is not None
+    )
+
+
+class _ByRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, function: RowFunction, elements: int, scores: Tensor, *others: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(scores, *others)
+        ctx.function, ctx.elements = function, elements
+        blocks = row_blocks(scores, elements)
+        return torch.cat([function(*(t[rows] for t in (scores, *others))) for rows in blocks])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        scores, *others = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: someone will differentiate this
+            value = ctx.function(scores, *others)
+            (result,) = torch.autograd.grad(value, scores, gradient, create_graph=True)
+        else:
+            result = torch.empty_like(scores)
+            for rows in row_blocks(scores, ctx.elements):
+                block = scores[rows].detach().requires_grad_()
+                with torch.enable_grad():
+                    value = ctx.function(block, *(t[rows] for t in others))
+                (result[rows],) = torch.autograd.grad(value, block, gradient[rows])
+        return None, None, result, *(None for _ in others)
+
+
+def by_rows(function: RowFunction, scores: Tensor, *others: Tensor, cost: int = 1) -> Tensor:
+    """Apply a row-wise differentiable function to (R, n) scores, block by block.
+
+    Each block's graph is built again in the backward pass and freed at once, so memory stays that
+    of one block. Differentiable any number of times.
+
+    Args:
+        function: maps (r, n) scores, and what goes with these rows, to (r, m).
+        scores: (R, n).
+        others: tensors of R rows handed to the function with the scores, not differentiated.
+        cost: how many tensors of a block's size the function keeps; blocks shrink accordingly.
+    """
+    if plain_only(scores):
+        return function(scores, *others)
+    result: Tensor = _ByRows.apply(function, max(1, GRAPH_ELEMENTS // cost), scores, *others)
+    return result

@@ -1,0 +1,546 @@
+"""The algorithms of Berrada et al. (2018) against enumeration and 50-digit arithmetic."""
+
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from topkit.algorithms import (
+    derivative_approximation,
+    derivatives_recursive,
+    esp_summation,
+    esp_summation_compensated,
+    log_esp_recursive,
+    log_esp_tree,
+    smooth_topk_loss_with,
+)
+from topkit.algorithms.summation import _two_product, _two_sum
+
+INF = math.inf
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+LogESP = Callable[[Tensor, int], Tensor]
+
+LOG_SPACE: dict[str, LogESP] = {"tree": log_esp_tree, "recursive": log_esp_recursive}
+LOG_ESP: dict[str, LogESP] = LOG_SPACE | {
+    "summation": lambda scores, k: esp_summation(scores, k).log(),
+    "compensated": lambda scores, k: esp_summation_compensated(scores, k).log(),
+}
+every_algorithm = pytest.mark.parametrize("log_esp", LOG_ESP.values(), ids=LOG_ESP.keys())
+every_log_space = pytest.mark.parametrize("log_esp", LOG_SPACE.values(), ids=LOG_SPACE.keys())
+both_dtypes = pytest.mark.parametrize("dtype", EPS, ids=str)
+
+
+def random_scores(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=dtype) * scale
+
+
+def one_large(n: int, lead: float, dtype: torch.dtype) -> Tensor:
+    """Random scores of which the first is the largest by far: Observation 1."""
+    scores = random_scores(n, dtype=dtype)
+    scores[0] = scores.max() + lead
+    return scores
+
+
+# Oracles
+
+
+def enumerated_log_esp(scores: list[float], k: int) -> list[float]:
+    """log σ_0..σ_k as sums over all subsets."""
+    sums = [
+        math.fsum(math.exp(sum(subset)) for subset in itertools.combinations(scores, j))
+        for j in range(k + 1)
+    ]
+    return [math.log(total) if total > 0 else -INF for total in sums]
+
+
+def exact_esp(e: list[mpmath.mpf], k: int) -> list[mpmath.mpf]:
+    """σ_0..σ_k in 50 digits; all terms are positive and the exponent range is unbounded."""
+    sigma = [mpmath.mpf(1)] + [mpmath.mpf(0)] * k
+    with mpmath.workdps(50):
+        for e_i in e:
+            for j in range(k, 0, -1):
+                sigma[j] += e_i * sigma[j - 1]
+    return sigma
+
+
+def exact_exp(scores: Tensor) -> list[mpmath.mpf]:
+    with mpmath.workdps(50):
+        return [mpmath.exp(mpmath.mpf(score)) for score in scores.tolist()]
+
+
+def exact_log_esp(scores: Tensor, k: int) -> Tensor:
+    sigma = exact_esp(exact_exp(scores), k)
+    logs = [float(mpmath.log(value)) if value > 0 else -INF for value in sigma]
+    return torch.tensor(logs, dtype=torch.float64)
+
+
+def exact_leave_one_out(e: list[mpmath.mpf], k: int) -> list[list[mpmath.mpf]]:
+    """σ_0..σ_k without e_i, for every i, computed from scratch (eq. 16)."""
+    return [exact_esp(e[:i] + e[i + 1 :], k) for i in range(len(e))]
+
+
+def exact_sigma(e: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """σ_0..σ_k of e, and, at [i, j], σ_j without e_i (which is δ_{j+1,i}), in float64."""
+    exact_e = [mpmath.mpf(value) for value in e.tolist()]
+    left = [[float(value) for value in row] for row in exact_leave_one_out(exact_e, k)]
+    sigma = [float(value) for value in exact_esp(exact_e, k)]
+    return torch.tensor(sigma, dtype=torch.float64), torch.tensor(left, dtype=torch.float64)
+
+
+def exact_jacobian(scores: Tensor, k: int) -> Tensor:
+    """∂ log σ_j / ∂ scores_i = e_i σ_{j-1}(e without e_i) / σ_j, at [i, j], j = 0..k."""
+    e = exact_exp(scores)
+    sigma = exact_esp(e, k)
+    rows = [
+        [0.0] + [float(e_i * left[j - 1] / sigma[j]) if sigma[j] > 0 else 0.0 for j in degrees]
+        for degrees in [range(1, k + 1)]
+        for e_i, left in zip(e, exact_leave_one_out(e, k), strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def jacobian(log_esp: LogESP, scores: Tensor, k: int) -> Tensor:
+    """The same by one backward pass: row j of the batch asks for the gradient of log σ_j."""
+    batch = scores.detach().expand(k + 1, -1).clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(log_esp(batch, k), batch, torch.eye(k + 1, dtype=batch.dtype))
+    return gradient.T.double()
+
+
+def jacobian_error(log_esp: LogESP, scores: Tensor, k: int) -> float:
+    return (jacobian(log_esp, scores, k) - exact_jacobian(scores, k)).abs().max().item()
+
+
+def assert_relatively_close(actual: Tensor, exact: Tensor, tolerance: float) -> None:
+    """Compare logarithms, to which rounding errors are relative above 1 and absolute below."""
+    assert torch.equal(actual.isneginf(), exact.isneginf())
+    finite = exact.isfinite()
+    error = (actual[finite].double() - exact[finite]).abs() / exact[finite].abs().clamp(min=1.0)
+    assert error.max() <= tolerance
+
+
+# Values
+
+
+@every_algorithm
+@pytest.mark.parametrize(("n", "k"), [(n, k) for n in range(1, 8) for k in range(1, n + 1)])
+def test_values_equal_the_sum_over_all_subsets(log_esp: LogESP, n: int, k: int) -> None:
+    scores = random_scores(n, scale=2.0)
+    exact = torch.tensor(enumerated_log_esp(scores.tolist(), k), dtype=torch.float64)
+    torch.testing.assert_close(log_esp(scores, k), exact, rtol=1e-14, atol=1e-14)
+
+
+@every_log_space
+@both_dtypes
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1e4])
+@pytest.mark.parametrize("n", [1, 2, 5, 16, 31, 33, 50])
+def test_values_are_exact_up_to_rounding(
+    log_esp: LogESP, dtype: torch.dtype, scale: float, n: int
+) -> None:
+    scores = random_scores(n, scale=scale, dtype=dtype)
+    for k in {1, (n + 1) // 2, n}:
+        assert_relatively_close(log_esp(scores, k), exact_log_esp(scores, k), 10 * EPS[dtype])
+
+
+@both_dtypes
+@pytest.mark.parametrize("k", [5, 40])
+def test_tree_is_exact_for_a_thousand_classes(dtype: torch.dtype, k: int) -> None:
+    scores = random_scores(1000, scale=3.0, dtype=dtype)
+    assert_relatively_close(log_esp_tree(scores, k), exact_log_esp(scores, k), 3 * EPS[dtype])
+
+
+@every_log_space
+def test_tied_scores_give_binomial_coefficients(log_esp: LogESP) -> None:
+    n, k, score = 1000, 60, -7.0
+    exact = [math.log(math.comb(n, j)) + j * score for j in range(k + 1)]
+    actual = log_esp(torch.full((n,), score, dtype=torch.float64), k)
+    torch.testing.assert_close(actual, torch.tensor(exact, dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+@every_algorithm
+def test_absent_classes_change_nothing(log_esp: LogESP) -> None:
+    scores = random_scores(5)
+    padded = torch.tensor([-INF, *scores[:2], -INF, -INF, *scores[2:]], dtype=torch.float64)
+    torch.testing.assert_close(log_esp(padded, 5), log_esp(scores, 5), rtol=1e-14, atol=1e-14)
+    assert log_esp(padded, 8)[6:].isneginf().all()
+
+
+@every_algorithm
+def test_no_class_present(log_esp: LogESP) -> None:
+    assert log_esp(torch.full((3,), -INF), 2).tolist() == [0.0, -INF, -INF]
+
+
+@every_log_space
+@both_dtypes
+@pytest.mark.parametrize("offset", [-1e4, 1e4])
+def test_an_offset_adds_j_times_itself(log_esp: LogESP, dtype: torch.dtype, offset: float) -> None:
+    scores = (random_scores(20, dtype=dtype) * 64).round() / 64  # the sum below is exact
+    exact = exact_log_esp(scores, 6) + offset * torch.arange(7)
+    assert_relatively_close(log_esp(scores + offset, 6), exact, 5 * EPS[dtype])
+
+
+@every_algorithm
+@pytest.mark.parametrize("leading", [(), (4,), (2, 3), (0,), (2, 0)])
+def test_leading_dimensions_are_independent_rows(log_esp: LogESP, leading: tuple[int, ...]) -> None:
+    scores = random_scores(*leading, 7, dtype=torch.float32).requires_grad_()
+    result = log_esp(scores, 3)
+    assert result.shape == (*leading, 4)
+    assert result.dtype == torch.float32
+    for row, expected in zip(scores.reshape(-1, 7), result.reshape(-1, 4), strict=True):
+        torch.testing.assert_close(log_esp(row, 3), expected, rtol=1e-6, atol=1e-6)
+    result.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.shape == scores.shape
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scores=st.lists(st.floats(-1e5, 1e5) | st.just(-INF), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_any_scores_in_any_order(scores: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(scores)))
+    exact = exact_log_esp(torch.tensor(scores, dtype=torch.float64), k)
+    shuffled = torch.tensor(data.draw(st.permutations(scores)), dtype=torch.float64)
+    largest_partial_sum = max([1.0] + [k * abs(s) for s in scores if s != -INF])
+    actual = log_esp_tree(shuffled, k)
+    assert torch.equal(actual.isneginf(), exact.isneginf())
+    error = (actual - exact)[exact.isfinite()].abs().max().item()
+    assert error <= 4 * EPS[torch.float64] * largest_partial_sum
+
+
+# Derivatives by autograd
+
+
+@pytest.mark.parametrize("esp", [log_esp_tree, esp_summation, esp_summation_compensated])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 4), (7, 3)])
+def test_derivatives_of_first_second_and_third_order(esp: LogESP, n: int, k: int) -> None:
+    absent = torch.full((2, 1), -INF, dtype=torch.float64)
+    scores = random_scores(2, n).requires_grad_()
+
+    def value(scores: Tensor) -> Tensor:
+        return esp(torch.cat((scores, absent), dim=-1), k)
+
+    def gradient(scores: Tensor) -> Tensor:
+        weighted = (value(scores) * torch.arange(k + 1)).sum()
+        return torch.autograd.grad(weighted, scores, create_graph=True)[0]
+
+    assert torch.autograd.gradcheck(value, scores)
+    assert torch.autograd.gradgradcheck(value, scores)
+    assert torch.autograd.gradgradcheck(gradient, scores)
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "scores",
+    [
+        random_scores(30),
+        random_scores(30, scale=20.0),
+        torch.zeros(30, dtype=torch.float64),
+        one_large(30, 50.0, torch.float64),
+    ],
+    ids=["random", "spread", "ties", "one large"],
+)
+def test_tree_gradient_is_exact_up_to_rounding(dtype: torch.dtype, scores: Tensor) -> None:
+    scores = scores.to(dtype)
+    tolerance = 4 * EPS[dtype] * max(1.0, scores.abs().max().item())
+    for k in (1, 5, 29, 30):
+        assert jacobian_error(log_esp_tree, scores, k) <= tolerance
+
+
+@every_log_space
+@pytest.mark.parametrize(
+    ("scores", "k"),
+    [
+        ([0.0, -INF, 1.0, -INF], 2),
+        ([0.0, -INF, 1.0, -INF], 4),
+        ([-INF, -INF, -INF], 2),
+        ([1e4, -1e4, -INF, 0.0], 3),
+        ([5.0], 1),
+    ],
+)
+def test_gradient_is_never_nan(log_esp: LogESP, scores: list[float], k: int) -> None:
+    x = torch.tensor(scores, dtype=torch.float64)
+    torch.testing.assert_close(jacobian(log_esp, x, k), exact_jacobian(x, k), rtol=0, atol=1e-11)
+
+
+def test_second_derivative_of_the_tree_is_never_nan() -> None:
+    scores = torch.tensor([0.0, -INF, 1.0, -INF], dtype=torch.float64, requires_grad=True)
+    result = log_esp_tree(scores, 4)
+    (gradient,) = torch.autograd.grad(result[:3].sum(), scores, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), scores)
+    assert second.isfinite().all()
+    assert second[[1, 3]].tolist() == [0.0, 0.0]
+
+
+# The recursive backward pass
+
+
+def test_recursion_equals_the_definition() -> None:
+    """Eq. 18 against eq. 16."""
+    e = random_scores(9).exp()
+    sigma, left = exact_sigma(e, 5)
+    torch.testing.assert_close(derivatives_recursive(e, sigma), left[:, :5], rtol=1e-11, atol=0)
+
+
+def rounding_of_approximation(e: Tensor, sigma: Tensor, k: int, order: int) -> Tensor:
+    """What rounding may do to the alternating sum of eq. 60."""
+    terms = sigma[k : k + order + 1] / e[:, None] ** torch.arange(1, order + 2)
+    return 10 * EPS[torch.float64] * terms.amax(dim=-1)
+
+
+def test_approximation_has_exactly_the_error_of_proposition_6() -> None:
+    """Eq. 61, with the sign that its proof gives; eq. 60 as printed does not satisfy it."""
+    n = 8
+    e = random_scores(n).exp()
+    sigma, left = exact_sigma(e, n)
+    for k in range(1, n + 1):
+        for order in range(n - k + 1):
+            approximation = derivative_approximation(e, sigma, k, order)
+            error = (-1) ** order * left[:, k + order] / e ** (order + 1)
+            deviation = (approximation - left[:, k - 1] - error).abs()
+            assert (deviation <= rounding_of_approximation(e, sigma, k, order)).all()
+            as_printed = e * approximation
+            assert not torch.allclose((as_printed - left[:, k - 1]).abs(), error.abs())
+
+
+@settings(max_examples=40, deadline=None)
+@given(scores=st.lists(st.floats(-8, 8), min_size=3, max_size=9), data=st.data())
+def test_error_of_the_approximation_is_bounded_by_the_difference(
+    scores: list[float], data: st.DataObject
+) -> None:
+    """Relative error at most ρ^{p+1}, ρ = δ_j / (e_i δ_{j-1}), by Newton's inequalities."""
+    n = len(scores)
+    j = data.draw(st.integers(2, n))
+    order = data.draw(st.integers(0, n - j))
+    e = torch.tensor(scores, dtype=torch.float64).exp()
+    sigma, left = exact_sigma(e, n)
+    error = (derivative_approximation(e, sigma, j, order) - left[:, j - 1]).abs()
+    difference = left[:, j - 1] / (e * left[:, j - 2])
+    bound = left[:, j - 1] * difference ** (order + 1)
+    assert (error <= bound + rounding_of_approximation(e, sigma, j, order)).all()
+
+
+def test_plain_recursion_is_unstable_and_the_approximation_is_not() -> None:
+    """Observation 1: the error of δ_j grows like e_i^{j-1}, for the dominant class only."""
+    k, order = 5, 1
+    e = torch.cat((torch.tensor([1e4]), random_scores(9, dtype=torch.float32).exp()))
+    sigma, left = exact_sigma(e, k + order)
+    exact = left[:, :k]
+    error = (derivatives_recursive(e, sigma[: k + 1].float()) - exact).abs() / exact
+    assert error[1:].max() < 1e-3
+    assert error[0, 1] < 1e-3
+    assert error[0, 4] > 100
+    assert all(error[0, j + 1] > 30 * error[0, j] for j in range(1, 4))
+
+    mended = derivative_approximation(e, sigma.float(), k, order)
+    assert abs(mended[0] - exact[0, k - 1]) < 1e-5 * exact[0, k - 1]
+
+
+@both_dtypes
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_recursive_gradient_is_exact_where_nothing_cancels(dtype: torch.dtype, k: int) -> None:
+    for scores in (random_scores(40, dtype=dtype), torch.zeros(40, dtype=dtype)):
+        assert jacobian_error(log_esp_recursive, scores, k) <= 50 * EPS[dtype]
+
+
+@both_dtypes
+@pytest.mark.parametrize("lead", [2.0, 5.0, 8.0, 20.0, 1000.0])
+@pytest.mark.parametrize("k", [5, 10, 20, 29, 30])
+def test_recursive_gradient_holds_where_it_cancels(dtype: torch.dtype, lead: float, k: int) -> None:
+    """Also for many steps that each lose a little, which no single difference reveals."""
+    tolerance = {torch.float32: 5e-3, torch.float64: 1e-5}[dtype]
+    assert jacobian_error(log_esp_recursive, one_large(30, lead, dtype), k) <= tolerance
+
+
+def test_higher_order_is_more_accurate() -> None:
+    scores = one_large(30, 5.0, torch.float32)
+    orders = [partial(log_esp_recursive, order=p) for p in (0, 4, 30)]
+    zeroth, fourth, full = (jacobian_error(log_esp, scores, 20) for log_esp in orders)
+    assert zeroth > 1e-2 > 1e-3 > fourth > 2e-5 > full
+
+
+def test_default_order_is_a_fifth_of_k() -> None:
+    scores = one_large(30, 5.0, torch.float32)
+    for k, order in [(2, 1), (5, 1), (20, 4)]:
+        explicit = jacobian(partial(log_esp_recursive, order=order), scores, k)
+        assert torch.equal(jacobian(log_esp_recursive, scores, k), explicit)
+
+
+def test_recursive_gradient_weighs_all_degrees() -> None:
+    scores = random_scores(2, 3, 6)
+    weights = random_scores(2, 3, 5)
+    gradients = []
+    for log_esp in (log_esp_tree, log_esp_recursive):
+        x = scores.clone().requires_grad_()
+        (log_esp(x, 4) * weights).sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+def test_recursive_backward_is_differentiable_once() -> None:
+    scores = random_scores(5).requires_grad_()
+    squared = log_esp_recursive(scores, 2)[2].square()
+    (gradient,) = torch.autograd.grad(squared, scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+# Summation
+
+
+def test_range_of_summation_and_tree() -> None:
+    """Table 5: the temperatures at which nothing overflows, for scores like a trained network's."""
+    scores = random_scores(4, 300, scale=4.0)
+    temperatures = [1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4]
+
+    def stable(esp: LogESP, dtype: torch.dtype) -> list[bool]:
+        return [bool(esp(scores.to(dtype) / (5 * tau), 5).isfinite().all()) for tau in temperatures]
+
+    for summation in (esp_summation, esp_summation_compensated):
+        assert stable(summation, torch.float32) == [True, True, False, False, False, False]
+        assert stable(summation, torch.float64) == [True, True, True, False, False, False]
+    for dtype in EPS:
+        assert all(stable(log_esp_tree, dtype))
+    assert log_esp_tree(scores.float() / 5e-36, 5).isfinite().all()
+
+
+def test_summation_overflows_to_infinity() -> None:
+    assert esp_summation(torch.full((4,), 50.0), 2).tolist()[2] == INF
+    assert esp_summation(torch.tensor([100.0, 0.0]), 2).tolist() == [1.0, INF, INF]
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    ("n", "k", "scale"), [(20, 20, 1.0), (50, 5, 1.0), (1000, 5, 1.0), (1000, 12, 0.2)]
+)
+def test_compensation_leaves_half_an_ulp(dtype: torch.dtype, n: int, k: int, scale: float) -> None:
+    scores = random_scores(n, scale=scale, dtype=dtype)
+    exact = exact_esp([mpmath.mpf(value) for value in scores.exp().tolist()], k)
+
+    def worst_error(esp: LogESP) -> float:
+        """In units of eps, the spacing of numbers just above 1."""
+        computed = zip(esp(scores, k).tolist(), exact, strict=True)
+        return max(float(abs(value - s) / s) for value, s in computed) / EPS[dtype]
+
+    assert worst_error(esp_summation_compensated) <= 0.501
+    assert worst_error(esp_summation) > 0.7
+
+
+@both_dtypes
+def test_transformations_are_free_of_error(dtype: torch.dtype) -> None:
+    a, b = random_scores(2, 200, scale=5.0, dtype=dtype).exp()
+    for transformation, operation in ((_two_sum, operator.add), (_two_product, operator.mul)):
+        result, error = transformation(a, b)
+        assert torch.equal(result, operation(a, b))
+        for values in zip(a.tolist(), b.tolist(), result.tolist(), error.tolist(), strict=True):
+            exact_a, exact_b, exact_result, exact_error = map(Fraction, values)
+            assert operation(exact_a, exact_b) == exact_result + exact_error
+
+
+# The smooth loss
+
+
+def loss_by_definition(
+    scores: list[float], label: int, k: int, tau: float, margin: float
+) -> mpmath.mpf:
+    """Eq. 9, a sum over all k-subsets."""
+    with_label, all_subsets = mpmath.mpf(0), mpmath.mpf(0)
+    with mpmath.workdps(50):
+        for subset in itertools.combinations(range(len(scores)), k):
+            weight = mpmath.exp(mpmath.fsum(scores[i] for i in subset) / (k * mpmath.mpf(tau)))
+            if label in subset:
+                with_label += weight
+                all_subsets += weight
+            else:
+                all_subsets += mpmath.exp(mpmath.mpf(margin) / tau) * weight
+        return tau * mpmath.log(all_subsets / with_label)
+
+
+@every_algorithm
+@pytest.mark.parametrize("k", [1, 2, 5, 6, 7])
+@pytest.mark.parametrize(("tau", "margin"), [(1.0, 1.0), (0.1, 0.5), (3.0, 0.0)])
+def test_loss_equals_its_definition(log_esp: LogESP, k: int, tau: float, margin: float) -> None:
+    scores, target = random_scores(4, 7), torch.tensor([0, 2, 6, 3])
+    exact = [
+        float(loss_by_definition(row, label, k, tau, margin))
+        for row, label in zip(scores.tolist(), target.tolist(), strict=True)
+    ]
+    actual = smooth_topk_loss_with(log_esp, scores, target, k, tau, margin)
+    torch.testing.assert_close(
+        actual, torch.tensor(exact, dtype=torch.float64), rtol=1e-12, atol=1e-14
+    )
+
+
+@every_algorithm
+def test_loss_gradient(log_esp: LogESP) -> None:
+    scores, target = random_scores(3, 6).requires_grad_(), torch.tensor([0, 4, 5])
+    assert torch.autograd.gradcheck(
+        lambda s: smooth_topk_loss_with(log_esp, s, target, 3, 0.5), scores
+    )
+
+
+@every_log_space
+def test_loss_is_zero_when_the_label_cannot_be_missed(log_esp: LogESP) -> None:
+    scores = torch.tensor(
+        [[0.0, 1.0, -INF, -INF], [3.0, -INF, -INF, -INF], [1.0, 2.0, 3.0, -INF]],
+        requires_grad=True,
+    )
+    loss = smooth_topk_loss_with(log_esp, scores, torch.tensor([0, 0, 0]), k=3)
+    loss.sum().backward()
+    assert loss.tolist() == [0.0, 0.0, 0.0]
+    assert scores.grad is not None
+    assert torch.equal(scores.grad, torch.zeros(3, 4))
+
+
+@every_algorithm
+def test_loss_does_not_feel_an_offset(log_esp: LogESP) -> None:
+    scores, target = random_scores(5, 50, dtype=torch.float32), torch.arange(5)
+    scores = (scores * 64).round() / 64  # the sum below is exact
+    losses = [smooth_topk_loss_with(log_esp, s, target, 5, 0.3) for s in (scores, scores + 1000)]
+    assert torch.equal(*losses)
+
+
+def test_loss_of_no_rows() -> None:
+    empty = torch.zeros(0, dtype=torch.long)
+    assert smooth_topk_loss_with(log_esp_tree, torch.zeros(0, 4), empty, k=2).shape == (0,)
+
+
+# Errors
+
+
+@every_algorithm
+@pytest.mark.parametrize("k", [-1, 0, 5])
+def test_k_out_of_range_is_named(log_esp: LogESP, k: int) -> None:
+    message = rf"1 <= k <= n, got k = {k} and n = 4 \(scores of shape \(2, 4\)\)"
+    with pytest.raises(ValueError, match=message):
+        log_esp(torch.zeros(2, 4), k)
+    with pytest.raises(ValueError, match=message):
+        smooth_topk_loss_with(log_esp, torch.zeros(2, 4), torch.tensor([0, 1]), k)
+
+
+def test_other_arguments_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"torch.int64 of shape \(3,\)"):
+        log_esp_tree(torch.tensor([1, 2, 3]), 1)
+    with pytest.raises(ValueError, match=r"shape \(\.\.\., n\), got torch.float32 of shape \(\)"):
+        log_esp_tree(torch.tensor(1.0), 1)
+    with pytest.raises(ValueError, match="at least 0, got order = -1"):
+        log_esp_recursive(torch.zeros(3), 1, order=-1)
+    with pytest.raises(ValueError, match="k = 2, order = 2 and 4 coefficients"):
+        derivative_approximation(torch.ones(3), torch.ones(4), k=2, order=2)
+    with pytest.raises(ValueError, match=r"k >= 1, got shape \(1,\)"):
+        derivatives_recursive(torch.ones(3), torch.ones(1))
+    with pytest.raises(ValueError, match=r"\(N,\), got \(2, 3\) and \(3,\)"):
+        smooth_topk_loss_with(log_esp_tree, torch.zeros(2, 3), torch.tensor([0, 1, 2]), 1)
+    with pytest.raises(ValueError, match=r"positive, got tau = 0\.0"):
+        smooth_topk_loss_with(log_esp_tree, torch.zeros(1, 3), torch.tensor([0]), 1, tau=0.0)
