@@ -1,7 +1,5 @@
 """Errors that name what was given and what was expected."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -31,7 +29,7 @@ def check_number(name: str, value: float, *, positive: bool) -> None:
     """Require a finite number that is positive, or at least not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+    if not 0 <= value < float("inf") or (positive and value == 0):
         expected = "positive and finite" if positive else "non-negative and finite"
         raise ValueError(f"{name} must be {expected}, got {name}={value}")
 

@@ -111,9 +111,7 @@ class ConvexTopKHingeLoss(_HingeLoss):
     """Convex top-k hinge loss, see :func:`topkit.functional.convex_topk_hinge_loss`."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.convex_topk_hinge_loss(
-            input, target, self.k, self.margin, **self.options
-        )
+        return functional.convex_topk_hinge_loss(input, target, self.k, self.margin, **self.options)
 
 
 class CalibratedTopKHingeLoss(_HingeLoss):

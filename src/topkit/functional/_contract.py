@@ -162,7 +162,7 @@ def known_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:
     if not can_look(labels) or labels.numel() == 0:
         return False
     lowest, highest = (int(bound) for bound in labels.aminmax())
-    if 0 <= lowest and highest < classes:
+    if lowest >= 0 and highest < classes:
         return not 0 <= ignore_index < classes
     wrong = labels[((labels < 0) | (labels >= classes)) & (labels != ignore_index)]
     if wrong.numel():

@@ -154,9 +154,7 @@ def hinge(margin: float | Tensor, rival: Tensor, label: Tensor) -> Tensor:
     return (gap + margin).relu()
 
 
-def _top_and_membership(
-    scores: Tensor, labels: Tensor | None, k: int
-) -> tuple[Tensor, Tensor]:
+def _top_and_membership(scores: Tensor, labels: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     """The k + 1 largest scores, (R, k + 1), and whether each label is among the first k."""
     top, index = scores.topk(k + 1, dim=1)
     leads = torch.zeros_like(scores, dtype=torch.bool).scatter(1, index[:, :k], True)

@@ -20,7 +20,8 @@ def ldam_loss(
 ) -> Tensor:
     r"""Label-distribution-aware margin loss: cross-entropy in which the label must win by a margin.
 
-    .. math:: \ell(s, y) = -\log \frac{e^{c (s_y - m_y)}}{e^{c (s_y - m_y)} + \sum_{j \ne y} e^{c s_j}}
+    .. math:: \ell(s, y) = -\log
+        \frac{e^{c (s_y - m_y)}}{e^{c (s_y - m_y)} + \sum_{j \ne y} e^{c s_j}}
 
     (Cao et al. 2019; Garcin et al. 2022, Table 1), for cosine scores scaled by c. It is the smooth
     top-1 loss at temperature 1/c, times c.

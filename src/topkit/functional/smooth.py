@@ -29,7 +29,8 @@ def smooth_topk_loss(
     r"""Smooth top-k SVM loss: the label should be among the k largest scores, by a margin.
 
     .. math:: L_{k,\tau}(s, y) = \tau \log \Big[ 1 + e^{\alpha_y/\tau - s_y/(k\tau)}
-        \frac{\sigma_k(e^{s_{\setminus y}/(k\tau)})}{\sigma_{k-1}(e^{s_{\setminus y}/(k\tau)})} \Big]
+        \frac{\sigma_k(e_{\setminus y})}{\sigma_{k-1}(e_{\setminus y})} \Big],
+        \qquad e = \exp(s / (k\tau))
 
     (Berrada et al. 2018, equations 9 and 10, with the margin α of section 3.3), where σ are the
     elementary symmetric polynomials. Exact for every k and τ. With k = 1, τ = 1, margin = 0 it is
@@ -52,7 +53,7 @@ def smooth_topk_loss(
         >>> import torch
         >>> logits = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
         >>> smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
-        tensor([0.5145, 1.3925])
+        tensor([0.6931, 2.1269])
     """
     check_k(k, input)
     check_number("tau", tau, positive=True)

@@ -11,7 +11,7 @@ from topkit._checks import check_count, check_scores
 from topkit.algorithms import log_esp_tree
 from topkit.reference import fused, power_sums, tree
 from topkit.reference.limits import by_power_sums, working_dtype
-from topkit.reference.row_blocks import RowFunction, by_rows, plain_only
+from topkit.reference.row_blocks import RowFunction, by_rows, transformed
 
 
 def log_esp(scores: Tensor, k: int) -> Tensor:
@@ -31,7 +31,7 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
 
     Example:
         >>> import torch
-        >>> log_esp(torch.tensor([1.0, 2.0, 3.0]).log(), k=2).exp()
+        >>> log_esp(torch.tensor([1.0, 2.0, 3.0]).log(), k=2).exp().round(decimals=3)
         tensor([ 1.,  6., 11.])
     """
     check_scores(scores)
@@ -72,8 +72,8 @@ def topk_marginals(scores: Tensor, k: int) -> Tensor:
 def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Tensor:
     r"""By how much the k-th largest rival exceeds the label, over k, smoothed.
 
-    .. math:: g(s, y) = \tau \log \sigma_k(e_{\setminus y}) - \tau \log \sigma_{k-1}(e_{\setminus y})
-        - s_y / k, \qquad e = \exp(s / (k\tau))
+    .. math:: g(s, y) = \tau \log \sigma_k(e_{\setminus y}) - \tau \log
+        \sigma_{k-1}(e_{\setminus y}) - s_y / k, \qquad e = \exp(s / (k\tau))
 
     All of the smooth loss but its margin (Berrada et al. 2018, equation 10). In float64 for scores
     of any precision, since the loss adds a margin of the opposite sign.
@@ -94,7 +94,7 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
         return _by_rows(partial(every, k=k, tau=tau), scores, k=k)
     if not power:
         return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), scores, labels, k=k)
-    if plain_only(scores):
+    if transformed(scores):
         return power_sums.smooth_gap(scores.to(working_dtype(scores.dtype)), labels, k, tau)
     return fused.smooth_gap(scores, labels, k, tau)
 
@@ -102,5 +102,7 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
 def _by_rows(function: RowFunction, scores: Tensor, *others: Tensor, k: int) -> Tensor:
     wide = power_sums.wide_dtype(scores)
     rows = scores.reshape(-1, scores.shape[-1])
-    result = by_rows(lambda block, *rest: function(block.to(wide), *rest), rows, *others, cost=8 * k)
+    result = by_rows(
+        lambda block, *rest: function(block.to(wide), *rest), rows, *others, cost=8 * k
+    )
     return result.reshape(*scores.shape[:-1], result.shape[-1])

@@ -18,8 +18,8 @@ def noised_topk(
 ) -> Tensor:
     r"""Average over noise vectors of the k-th largest perturbed score.
 
-    .. math:: \widehat{\mathrm{top}}_{k,\epsilon,B}(s) = \frac1B \sum_{b=1}^B (s + \epsilon Z_b)_{(k)},
-        \qquad Z_b \sim \mathcal N(0, I)
+    .. math:: \widehat{\mathrm{top}}_{k,\epsilon,B}(s)
+        = \frac1B \sum_{b=1}^B (s + \epsilon Z_b)_{(k)}, \qquad Z_b \sim \mathcal N(0, I)
 
     (Garcin et al. 2022, Definitions 3.2 and 3.4, equation 11). Its gradient is, for each class,
     the share of samples in which the class was the k-th largest. That is piecewise constant:
@@ -42,8 +42,9 @@ def noised_topk(
 
         >>> import torch
         >>> scores = torch.tensor([2.4, 2.6, 2.3, 0.5], requires_grad=True)
-        >>> noise = torch.tensor([[0.2, 0.1, -0.1], [-0.1, 0.1, -0.1], [0.1, -0.1, 0.1],
-        ...     [0.3, 0.1, -0.1]])
+        >>> noise = torch.tensor(
+        ...     [[0.2, 0.1, -0.1], [-0.1, 0.1, -0.1], [0.1, -0.1, 0.1], [0.3, 0.1, -0.1]]
+        ... )
         >>> value = noised_topk(scores, k=2, samples=3, noise=noise)
         >>> value
         tensor(2.4667, grad_fn=<MeanBackward1>)

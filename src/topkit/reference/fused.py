@@ -21,6 +21,7 @@ from torch import Tensor
 from topkit.reference import power_sums
 from topkit.reference.limits import power_dtype, working_dtype
 from topkit.reference.row_blocks import row_blocks
+from topkit.reference.selection import largest, padded
 
 INFINITY = float("inf")
 LOG2_E = math.log2(math.e)
@@ -75,7 +76,7 @@ class _SmoothGap(torch.autograd.Function):
 def _row_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads and their classes, (R, k), and the power sums of the tail, (k, R), without the label."""
+    """Heads, their classes, (R, k), and the power sums of the tail, (k, R); label left out."""
     blocks = [
         _block_state(scores[rows], labels[rows], k, temperature) for rows in row_blocks(scores)
     ]
@@ -88,8 +89,8 @@ def _row_state(
 def _block_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    work = scores.to(working_dtype(scores.dtype), copy=True).scatter_(1, labels, -INFINITY)
-    heads, index = work.topk(k, 1)
+    work = padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -INFINITY)
+    heads, index = largest(work, k)
     heads.clamp_(min=power_sums.lowest_score(work))
     work.scatter_(1, index, -INFINITY)
     tail = _scaled_exp(work.sub_(heads[:, -1:]), temperature).to(power_dtype(scores.dtype, k))
@@ -145,7 +146,7 @@ def _slopes(states: Tensor, inverted: Tensor, upper: Tensor, lower: Tensor) -> T
 
 
 def _polynomial(coefficients: Tensor, u: Tensor, out: Tensor | None) -> Tensor:
-    """``Σ_{j=1..k} c_j u^j`` for each element of (R, n), coefficients (k, R, 1), by Horner's rule."""
+    """``Σ_{j=1..k} c_j u^j`` by Horner's rule for u of (R, n) and coefficients of (k, R, 1)."""
     *others, last = coefficients.unbind(0)
     if not others:
         return torch.mul(u, last, out=out)

@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
     heads: Tensor
     """The largest scores in descending order, (…, m), never below :func:`lowest_score`."""
-    index: Tensor
+    places: Tensor
     """Their classes, (…, m)."""
     threshold: Tensor
     """The smallest head, detached, (…, 1)."""
@@ -47,12 +47,12 @@ class Split(NamedTuple):
 
 def split(scores: Tensor, count: int, temperature: float) -> Split:
     """Take the ``count`` largest scores out of each row."""
-    heads, index = scores.topk(count, dim=-1)
+    heads, places = scores.topk(count, dim=-1)
     heads = heads.clamp(min=lowest_score(scores))
     threshold = heads[..., -1:].detach()
-    tail = ((scores.scatter(-1, index, -INFINITY) - threshold) / temperature).exp()
+    tail = ((scores.scatter(-1, places, -INFINITY) - threshold) / temperature).exp()
     inverted = ((threshold - heads) / temperature).exp()
-    return Split(heads, index, threshold, tail, inverted)
+    return Split(heads, places, threshold, tail, inverted)
 
 
 def lowest_score(scores: Tensor) -> float:
@@ -74,7 +74,7 @@ def power_sums(tail: Tensor, count: int) -> Tensor:
 
 
 def newton(sums: Tensor) -> Tensor:
-    """``q_j = (1/j) Σ_{i=1..j} (−1)^{i−1} q_{j−i} p_i``: (…, k) power sums to (…, k + 1) σ_0..σ_k."""
+    """``q_j = (1/j) Σ_{i=1..j} (−1)^{i−1} q_{j−i} p_i``, (…, k) to (…, k + 1) from degree 0."""
     signed = [-p if i % 2 else p for i, p in enumerate(sums.unbind(-1))]
     q = [torch.ones_like(signed[0])]
     for j in range(1, len(signed) + 1):
@@ -92,7 +92,7 @@ def shift(polynomial: Tensor) -> Tensor:
 
 def with_heads(q: Tensor, inverted: Tensor) -> Tensor:
     """``S = Q(X) · Π_i (v_i + X)``, truncated to the length of ``q``."""
-    for v in inverted.split(1, -1):
+    for v in columns(inverted):
         q = v * q + shift(q)
     return q
 
@@ -109,11 +109,16 @@ def without_each_head(q: Tensor, inverted: Tensor, count: int) -> Tensor:
 
 def horner(coefficients: Tensor, u: Tensor) -> Tensor:
     """``Σ_m c_m (−u)^m`` for each element of a row, coefficients (…, k), u (…, n)."""
-    columns = coefficients.split(1, -1)
-    value = columns[-1].expand_as(u)
-    for c in reversed(columns[:-1]):
+    *others, last = columns(coefficients)
+    value = last.expand_as(u)
+    for c in reversed(others):
         value = c - u * value
     return value
+
+
+def columns(matrix: Tensor) -> tuple[Tensor, ...]:
+    """The entries along the last dimension, (…, 1) each."""
+    return matrix.unsqueeze(-2).unbind(-1)
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
@@ -152,10 +157,10 @@ def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
     s = with_heads(joined, ((threshold - leaders) / temperature).exp())
     ratio = s[..., k:] / s[..., k - 1 : k]
     excess = scores - threshold
-    u = (excess / temperature).scatter(-1, row.index[..., :k], -INFINITY).exp()
+    u = (excess / temperature).scatter(-1, row.places[..., :k], -INFINITY).exp()
     kept = horner(s[..., :k].flip(-1) / s[..., k - 1 : k], u)
     of_others = tau * ((ratio - u * kept) / kept).log() - excess / k
-    return of_others.scatter(-1, row.index[..., :k], of_leaders)
+    return of_others.scatter(-1, row.places[..., :k], of_leaders)
 
 
 def log_esp(scores: Tensor, k: int) -> Tensor:
@@ -169,7 +174,7 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     lowest = lowest.masked_fill(lowest == INFINITY, 0.0)
     rise = (row.heads - lowest).masked_fill(~here, 0.0)
     log_s = log(newton(power_sums(row.tail, k)))
-    for present, r in zip(here.split(1, -1), rise.split(1, -1), strict=True):
+    for present, r in zip(columns(here), columns(rise), strict=True):
         carried = F.pad(log_s[..., :-1], (1, 0), value=-INFINITY)
         log_s = torch.where(present, log_add(log_s - r, carried), log_s)
     degree = torch.arange(k + 1, device=scores.device, dtype=scores.dtype)
@@ -177,13 +182,13 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
 
 
 def marginals(scores: Tensor, k: int) -> Tensor:
-    r"""``π_i = e_i σ_{k−1}(e\i) / σ_k(e)``, (…, n); 1 for every present class if fewer than k are."""
+    r"""``π_i = e_i σ_{k−1}(e\i) / σ_k(e)``, (…, n); 1 for all present classes if fewer than k."""
     row = split(scores, k, 1.0)
     tail = newton(power_sums(row.tail, k))
     s = with_heads(tail, row.inverted)
     of_others = row.tail * horner(s[..., :k].flip(-1) / s[..., k:], row.tail)
     of_heads = without_each_head(tail, row.inverted, k)[..., k - 1] / s[..., k:]
-    result = of_others.scatter(-1, row.index, of_heads)
+    result = of_others.scatter(-1, row.places, of_heads)
     return result.masked_fill(scores == -INFINITY, 0.0)
 
 

@@ -16,22 +16,22 @@ GRAPH_ELEMENTS = 2**22
 
 
 def row_blocks(scores: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Slices of consecutive rows with about ``elements`` elements each; at least one, maybe empty."""
+    """Slices of rows with about ``elements`` elements each; one empty slice for no rows."""
     rows, columns = scores.shape
     step = max(1, elements // max(1, columns))
-    if scores.device.type != "cpu":
+    if scores.device.type != "cpu" or torch.compiler.is_compiling():
         step = max(1, rows)
     for start in range(0, max(1, rows), step):
         yield slice(start, start + step)
 
 
-def plain_only(scores: Tensor) -> bool:
-    """Whether a transformation is looking: it must see plain operations, not a custom function."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad.unpack_dual(scores).tangent is not None
-    )
+def transformed(scores: Tensor) -> bool:
+    """Whether vmap, torch.func or forward mode is looking: they must see plain operations."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad.unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class _ByRows(torch.autograd.Function):
@@ -73,7 +73,7 @@ def by_rows(function: RowFunction, scores: Tensor, *others: Tensor, cost: int = 
         others: tensors of R rows handed to the function with the scores, not differentiated.
         cost: how many tensors of a block's size the function keeps; blocks shrink accordingly.
     """
-    if plain_only(scores):
+    if torch.compiler.is_compiling() or transformed(scores):
         return function(scores, *others)
     result: Tensor = _ByRows.apply(function, max(1, GRAPH_ELEMENTS // cost), scores, *others)
     return result

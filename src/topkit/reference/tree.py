@@ -118,7 +118,7 @@ def _multiply(a: Tensor, b: Tensor, k: int) -> Tensor:
 
 
 def _leave_one_out(trials: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """P(N = k), (…, 1), and for each class P(N without it = k), P(N without it = k−1), (…, n, 2)."""
-    count, pull_back = torch.func.vjp(lambda leaves: _counts(leaves, k)[..., k:], trials)
+    """P(N = k), (…, 1), and without each class P(N = k) and P(N = k−1), (…, n, 2)."""
+    count, pull_back, *_ = torch.func.vjp(lambda leaves: _counts(leaves, k)[..., k:], trials)
     (slopes,) = pull_back(torch.ones_like(count))
     return count, slopes

@@ -1,0 +1,425 @@
+"""Every loss works with what PyTorch does to functions and modules."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd.functional import hessian, jacobian
+
+import topkit
+from losses_table import CLASSES, LOSSES, Loss, problem
+
+# PyTorch's own forward mode still uses what it deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+
+C = CLASSES
+SMOOTH = [loss for loss in LOSSES if loss.smooth]
+NOISED = [loss for loss in LOSSES if "samples" in loss.parameters]
+
+
+def name(loss: Loss) -> str:
+    return loss.name
+
+
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=name)
+every_smooth_loss = pytest.mark.parametrize("loss", SMOOTH, ids=name)
+every_noised_loss = pytest.mark.parametrize("loss", NOISED, ids=name)
+every_kind = pytest.mark.parametrize("kind", ["indices", "probabilities"])
+every_k = pytest.mark.parametrize("k", [1, 2, 13])
+
+
+def a_case(loss: Loss, kind: str = "indices", k: int = 2, reduction: str = "sum"):
+    """Logits (3, k + 4), and the loss as a function of them alone, with every option in use."""
+    classes = k + 4
+    input, target = problem((3, classes), kind)
+    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(input.shape)
+    arguments["weight"] = torch.rand(classes, dtype=torch.float64)
+    if kind == "indices":
+        arguments["ignore_index"] = int(target[2])
+        target[:2] = (target[2] + 1) % classes
+    return input, lambda x: loss(x, target, **arguments, reduction=reduction)
+
+
+def gradient(function, input: Tensor) -> Tensor:
+    leaf = input.detach().clone().requires_grad_()
+    return torch.autograd.grad(function(leaf).sum(), leaf)[0]
+
+
+# Derivatives
+
+
+@every_loss
+@every_kind
+@every_k
+def test_gradient(loss, kind, k):
+    input, function = a_case(loss, kind, k, reduction="none")
+    assert gradcheck(function, input.requires_grad_(), check_forward_ad=True)
+
+
+@every_smooth_loss
+@every_kind
+@every_k
+def test_second_derivative(loss, kind, k):
+    input, function = a_case(loss, kind, k, reduction="none")
+    assert gradgradcheck(function, input.requires_grad_())
+
+
+@every_smooth_loss
+@every_kind
+def test_second_derivative_with_absent_classes(loss, kind):
+    input = torch.randn(2, C, dtype=torch.float64)
+    target = torch.tensor([0, 1])
+    if kind == "probabilities":
+        target = F.one_hot(target, C).double()
+    arguments = loss.arguments()
+
+    def masked(x: Tensor) -> Tensor:
+        return loss(x.masked_fill(torch.arange(C) == 3, -math.inf), target, **arguments)
+
+    assert gradgradcheck(masked, input.requires_grad_())
+
+
+@every_smooth_loss
+@every_kind
+@every_k
+def test_hessian(loss, kind, k):
+    input, function = a_case(loss, kind, k)
+    expected = hessian(function, input)
+    assert expected.abs().max() > 1e-5
+    torch.testing.assert_close(torch.func.hessian(function)(input), expected)
+
+
+@every_noised_loss
+@every_kind
+@pytest.mark.parametrize(
+    "second_order",
+    [
+        torch.func.hessian,
+        lambda f: torch.func.jacrev(torch.func.jacrev(f)),
+        lambda f: lambda x: hessian(f, x),
+        lambda f: lambda x: twice(f, x),
+    ],
+    ids=["func.hessian", "jacrev of jacrev", "autograd.hessian", "create_graph"],
+)
+def test_no_second_derivative_of_sampled_noise(loss, kind, second_order):
+    input, function = a_case(loss, kind)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        second_order(function)(input)
+
+
+def twice(function, input: Tensor) -> Tensor:
+    """The gradient of a loss with a penalty on its gradient."""
+    leaf = input.clone().requires_grad_()
+    value = function(leaf)
+    (first,) = torch.autograd.grad(value, leaf, create_graph=True)
+    return torch.autograd.grad(value + first.square().sum(), leaf)[0]
+
+
+# torch.func
+
+
+@every_loss
+@every_kind
+@every_k
+def test_func_grad(loss, kind, k):
+    input, function = a_case(loss, kind, k)
+    torch.testing.assert_close(torch.func.grad(function)(input), gradient(function, input))
+
+
+@every_loss
+@every_kind
+@every_k
+def test_forward_mode(loss, kind, k):
+    input, function = a_case(loss, kind, k)
+    tangent = torch.randn_like(input)
+    expected = (gradient(function, input) * tangent).sum()
+    value, slope = torch.func.jvp(function, (input,), (tangent,))
+    torch.testing.assert_close(value, function(input))
+    torch.testing.assert_close(slope, expected)
+    with forward_ad.dual_level():
+        dual = function(forward_ad.make_dual(input, tangent))
+        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, expected)
+
+
+@every_loss
+@every_kind
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+def test_vmap_gives_gradients_of_samples(loss, kind, label_smoothing, weighted):
+    input, target = problem((4, C), kind)
+    arguments = loss.arguments(per_class=True) | {"label_smoothing": label_smoothing}
+    if weighted:
+        arguments["weight"] = torch.rand(C, dtype=torch.float64)
+    if kind == "indices":
+        target[1] = -100
+    fixed = loss.fixed(input.shape)
+
+    def of_sample(x: Tensor, y: Tensor, fixed: dict[str, Tensor]) -> Tensor:
+        return loss(x, y, **arguments, **fixed, reduction="sum")
+
+    actual = torch.vmap(torch.func.grad(of_sample))(input, target, fixed)
+    expected = gradient(lambda x: loss(x, target, **arguments, **fixed, reduction="sum"), input)
+    torch.testing.assert_close(actual, expected)
+
+
+@every_loss
+def test_vmap_over_models(loss):
+    """Logits of several models for the same targets."""
+    inputs, target = torch.randn(3, 4, C, dtype=torch.float64), torch.tensor([0, 1, 2, 2])
+    arguments = loss.arguments() | loss.fixed((4, C))
+    actual = torch.vmap(lambda x: loss(x, target, **arguments))(inputs)
+    expected = torch.stack([loss(x, target, **arguments) for x in inputs])
+    torch.testing.assert_close(actual, expected)
+
+
+@every_loss
+@every_kind
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorized_jacobian(loss, kind, strategy):
+    """One batched backward pass, as ``is_grads_batched=True`` makes it."""
+    input, function = a_case(loss, kind, reduction="none")
+    actual = jacobian(function, input, vectorize=True, strategy=strategy)
+    torch.testing.assert_close(actual, jacobian(function, input))
+
+
+# torch.compile
+
+
+@pytest.mark.slow
+@every_loss
+def test_compile(loss):
+    """One graph, with the values and gradients of eager mode."""
+    input, target = problem((4, C), dtype=torch.float32)
+    target[1] = -100
+    fixed = {n: t.float() for n, t in loss.fixed(input.shape).items()}
+    module = loss.module(**loss.arguments())
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True)
+    value = compiled(input.requires_grad_(), target, **fixed)
+    (actual,) = torch.autograd.grad(value, input)
+    expected = module(input, target, **fixed)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(actual, torch.autograd.grad(expected, input)[0])
+
+
+@pytest.mark.slow
+def test_compile_class_probabilities():
+    input, target = problem((4, C), "probabilities", dtype=torch.float32)
+    module = topkit.SmoothTopKLoss(2, weight=torch.rand(C), label_smoothing=0.1)
+    torch._dynamo.reset()
+    value = torch.compile(module, fullgraph=True)(input.requires_grad_(), target)
+    (actual,) = torch.autograd.grad(value, input)
+    expected = module(input, target)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(actual, torch.autograd.grad(expected, input)[0])
+
+
+# Devices
+
+
+@every_loss
+@every_kind
+@pytest.mark.parametrize("k", [2, 30])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_reads_no_values_off_the_cpu(loss, kind, k, label_smoothing):
+    """Tensors on "meta" have no values: whatever would wait for a device raises."""
+    classes = k + 4
+    module = loss.module(
+        **loss.arguments(classes, k, per_class=True),
+        weight=torch.ones(classes),
+        label_smoothing=label_smoothing,
+    ).to("meta")
+    input = torch.empty(3, classes, device="meta", requires_grad=True)
+    target = torch.empty(3, dtype=torch.long, device="meta")
+    if kind == "probabilities":
+        target = torch.empty(3, classes, device="meta")
+    value = module(input, target)
+    assert value.device.type == "meta"
+    value.backward()
+    assert input.grad.shape == input.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_loss
+@every_kind
+@pytest.mark.parametrize("k", [2, 30])
+def test_cuda_does_not_wait(loss, kind, k):
+    classes = k + 4
+    input, target = problem((5, classes), kind, torch.float32)
+    arguments = loss.arguments(classes, k, per_class=True) | {"weight": torch.rand(classes)}
+    fixed = loss.fixed(input.shape)
+    expected = gradient(lambda x: loss(x, target, **arguments, **fixed), input)
+    cuda = {n: v.cuda() if isinstance(v, Tensor) else v for n, v in (arguments | fixed).items()}
+    input, target = input.cuda().requires_grad_(), target.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (actual,) = torch.autograd.grad(loss(input, target, **cuda), input)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-6)
+
+
+# Memory
+
+
+@every_loss
+@every_kind
+@every_k
+def test_strides_do_not_matter(loss, kind, k):
+    classes = k + 4
+    input, target = problem((4, classes), kind)
+    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(input.shape)
+    arguments["weight"] = torch.rand(classes, dtype=torch.float64)
+
+    def transposed(t: Tensor) -> Tensor:
+        return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else strided(t)
+
+    def strided(t: Tensor) -> Tensor:
+        wide = torch.full([2 * n for n in t.shape], 7, dtype=t.dtype)
+        wide[(slice(None, None, 2),) * t.dim()] = t
+        return wide[(slice(None, None, 2),) * t.dim()]
+
+    def run(layout) -> tuple[Tensor, Tensor]:
+        laid = {n: layout(v) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+        leaf = layout(input).requires_grad_()
+        value = loss(leaf, layout(target), **laid, reduction="none")
+        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+
+    expected = run(lambda t: t.clone())
+    assert not transposed(input).is_contiguous()
+    torch.testing.assert_close(run(transposed), expected)
+    torch.testing.assert_close(run(strided), expected)
+
+
+@every_loss
+def test_expanded_logits(loss):
+    """One row for all samples, or one score for all classes: stride 0."""
+    target = torch.tensor([0, 1, 2])
+    for small in (torch.randn(1, C, dtype=torch.float64), torch.randn(3, 1, dtype=torch.float64)):
+        dense, expanded = small.repeat(3 // len(small), C // small.shape[1]), small.expand(3, C)
+        torch.testing.assert_close(
+            gradient(lambda x: loss(x.expand(3, C), target, **loss.arguments()), small),
+            gradient(lambda x: loss(x, target, **loss.arguments()), dense).sum_to_size(small.shape),
+        )
+        assert expanded.stride() != dense.stride()
+
+
+@every_loss
+@every_kind
+@every_k
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_changes_nothing_of_the_caller(loss, kind, k, label_smoothing):
+    classes = k + 4
+    input, target = problem((3, classes), kind)
+    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(input.shape)
+    arguments["weight"] = torch.rand(classes, dtype=torch.float64)
+    if kind == "indices":
+        target[0] = -100
+    input.requires_grad_()
+    given = [input, target, *(v for v in arguments.values() if isinstance(v, Tensor))]
+    before = [(t._version, t.detach().clone()) for t in given]
+    loss(input, target, **arguments, label_smoothing=label_smoothing).backward()
+    for tensor, (version, values) in zip(given, before, strict=True):
+        assert tensor._version == version
+        assert torch.equal(tensor, values)
+
+
+# Randomness
+
+
+@every_noised_loss
+def test_generator(loss):
+    input, target = problem((5, C))
+    module = loss.module(**loss.arguments())
+    state = torch.get_rng_state()
+    first, again, other = (
+        module(input, target, generator=torch.Generator().manual_seed(s)) for s in (3, 3, 4)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first == again
+    assert first != other
+
+
+@every_noised_loss
+def test_global_seed(loss):
+    input, target = problem((5, C))
+    module = loss.module(**loss.arguments())
+    values = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        values.append(module(input, target))
+    assert values[0] == values[1] != values[2]
+
+
+# Modules
+
+
+@every_loss
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copy(loss, copied):
+    input, target = problem((3, C))
+    options = {"weight": torch.rand(C), "reduction": "sum", "label_smoothing": 0.1}
+    module = loss.module(**loss.arguments(per_class=True), **options)
+    twin = copied(module)
+    fixed = loss.fixed(input.shape)
+    assert torch.equal(twin(input, target, **fixed), module(input, target, **fixed))
+    assert repr(twin) == repr(module)
+
+
+@every_loss
+def test_state_dict(loss):
+    input, target = problem((3, C))
+    arguments = loss.arguments(per_class=True)
+    module = loss.module(**arguments, weight=torch.rand(C, dtype=torch.float64))
+    blank = {n: torch.zeros_like(v) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+    other = loss.module(**blank, weight=torch.ones(C, dtype=torch.float64))
+    expected = {"weight", "margin"} if loss.takes_margin else {"weight"}
+    assert set(module.state_dict()) == expected
+    other.load_state_dict(module.state_dict())
+    fixed = loss.fixed(input.shape)
+    assert torch.equal(other(input, target, **fixed), module(input, target, **fixed))
+    assert not loss.module(**loss.arguments()).state_dict()
+
+
+@every_loss
+def test_to(loss):
+    module = loss.module(**loss.arguments(per_class=True), weight=torch.rand(C))
+    tensors = {"weight", "margin"} if loss.takes_margin else {"weight"}
+    assert {n for n, _ in module.named_buffers()} == tensors
+    assert all(b.dtype == torch.bfloat16 for b in module.to(torch.bfloat16).buffers())
+    value = module(torch.randn(3, C, dtype=torch.bfloat16), torch.tensor([0, 1, 2]))
+    assert value.dtype == torch.bfloat16
+    assert all(b.device.type == "meta" for b in module.to("meta").buffers())
+    assert not list(module.parameters())
+
+
+@every_loss
+def test_margins_as_a_list(loss):
+    if not loss.takes_margin:
+        pytest.skip("no margin")
+    input, target = problem((3, C), dtype=torch.float32)
+    arguments = loss.arguments(per_class=True)
+    margins = arguments["margin"].float()
+    fixed = loss.fixed(input.shape)
+    listed = loss.module(**(arguments | {"margin": margins.tolist()}))
+    tensor = loss.module(**(arguments | {"margin": margins}))
+    assert torch.equal(listed(input, target, **fixed), tensor(input, target, **fixed))
+
+
+@every_loss
+def test_repr(loss):
+    arguments = loss.arguments() | {
+        "ignore_index": -7,
+        "reduction": "sum",
+        "label_smoothing": 0.25,
+    }
+    shown = repr(loss.module(**arguments))
+    assert shown.startswith(loss.module.__name__ + "(")
+    for parameter, value in arguments.items():
+        assert f"{parameter}={value!r}" in shown
