@@ -13,6 +13,7 @@ from torch import Tensor
 
 from topkit._checks import can_look, check_count, check_margin, check_per_class
 from topkit.reference.limits import working_dtype
+from topkit.reference.row_blocks import by_rows
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -42,6 +43,7 @@ def classification_loss(
     input: Tensor,
     target: Tensor,
     *,
+    block_cost: int | None = None,
     weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -52,6 +54,9 @@ def classification_loss(
     With class indices the loss of a row is ``Σ_c w_c P_c ℓ(s, c)`` for P the smoothed one-hot
     target, and "mean" divides by the sum of the labels' weights; with class probabilities P is the
     smoothed target, and "mean" divides by the number of rows.
+
+    A deterministic row loss that has no other tensor to differentiate than the scores may name its
+    ``block_cost`` (see ``by_rows``): the losses of every label are then found block by block.
     """
     check_options(reduction, label_smoothing)
     probabilities = check_shapes(input, target)
@@ -63,11 +68,15 @@ def classification_loss(
     scores = to_rows(input)
     shape = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if probabilities:
-        losses = _expected(row_loss, scores, to_rows(target), weight, label_smoothing)
-        total = None
+        chances = working(to_rows(target))
+        if label_smoothing:
+            chances = chances * (1 - label_smoothing) + label_smoothing / classes
+        losses, total = _expected(row_loss, scores, chances, weight, block_cost), None
     else:
         labels = target.reshape(-1, 1)
-        losses, total = _indexed(row_loss, scores, labels, weight, ignore_index, label_smoothing)
+        losses, total = _indexed(
+            row_loss, scores, labels, weight, ignore_index, label_smoothing, block_cost
+        )
     dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
     if reduction == "none":
         return losses.reshape(shape).to(dtype)
@@ -83,6 +92,7 @@ def _indexed(
     weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
+    block_cost: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of rows with class indices, (R, 1), and what their mean divides by, if not R."""
     ignored = None
@@ -95,8 +105,10 @@ def _indexed(
         losses = row_loss(scores, labels)
         losses = losses if weights is None else losses * weights
     else:
-        one_hot = torch.zeros_like(scores).scatter(1, labels, 1.0)
-        losses = _expected(row_loss, scores, one_hot, weight, label_smoothing)
+        spread = label_smoothing / scores.shape[1]
+        chances = torch.full_like(scores, spread, dtype=working_dtype(scores.dtype))
+        chances = chances.scatter(1, labels, 1 - label_smoothing + spread)
+        losses = _expected(row_loss, scores, chances, weight, block_cost)
     if ignored is None:
         return losses, None if weights is None else weights.sum()
     counted = torch.ones_like(losses) if weights is None else weights
@@ -106,16 +118,21 @@ def _indexed(
 def _expected(
     row_loss: RowLoss,
     scores: Tensor,
-    target: Tensor,
+    chances: Tensor,
     weight: Tensor | None,
-    label_smoothing: float,
+    block_cost: int | None,
 ) -> Tensor:
     """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where a class of probability 0 counts for nothing."""
-    target = target * (1 - label_smoothing) + label_smoothing / scores.shape[1]
+
+    def expected(scores: Tensor, chances: Tensor) -> Tensor:
+        losses = row_loss(scores, None)
+        return (losses.masked_fill(chances == 0, 0.0) * chances).sum(1, keepdim=True)
+
     if weight is not None:
-        target = target * weight
-    losses = row_loss(scores, None)
-    return (losses.masked_fill(target == 0, 0.0) * target).sum(1, keepdim=True)
+        chances = chances * weight
+    if block_cost is None or chances.requires_grad:
+        return expected(scores, chances)
+    return by_rows(expected, scores, chances, cost=block_cost)
 
 
 def check_options(reduction: str, label_smoothing: float) -> None:

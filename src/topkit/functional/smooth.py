@@ -63,4 +63,7 @@ def smooth_topk_loss(
         gap = smooth_gap(scores, labels, k, tau) + margin_of_label(margin, labels)
         return F.softplus(gap, beta=1 / tau, threshold=EXACT)
 
-    return classification_loss(row_loss, input, target, **options)
+    learnt = isinstance(margin, Tensor) and margin.requires_grad
+    return classification_loss(
+        row_loss, input, target, block_cost=None if learnt else 8 * k, **options
+    )

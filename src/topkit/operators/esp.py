@@ -91,7 +91,7 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
     power = by_power_sums(k, scores.dtype, scores.device)
     if labels is None:
         every = power_sums.smooth_gap_every_label if power else tree.smooth_gap_every_label
-        return _by_rows(partial(every, k=k, tau=tau), scores, k=k)
+        return every(scores.to(power_sums.wide_dtype(scores)), k, tau)
     if not power:
         return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), scores, labels, k=k)
     if transformed(scores):

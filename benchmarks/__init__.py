@@ -1,0 +1,1 @@
+"""Measurements: each verifies before it times, and names hardware, versions and commit."""
