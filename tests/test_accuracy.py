@@ -152,7 +152,9 @@ def test_shift_invariance():
         assert torch.equal(smooth_topk_loss(shifted, target, 5, tau, reduction="none"), loss)
 
 
-@pytest.mark.parametrize(("n", "k", "tau"), [(6, 2, 1.0), (9, 5, 0.1), (30, 7, 1e-3), (12, 11, 2.0)])
+@pytest.mark.parametrize(
+    ("n", "k", "tau"), [(6, 2, 1.0), (9, 5, 0.1), (30, 7, 1e-3), (12, 11, 2.0)]
+)
 def test_the_oracle_itself(n, k, tau):
     """Extended precision against 60 digits of mpmath, gradient by finite differences."""
     scores = np.random.default_rng(n).standard_normal(n)

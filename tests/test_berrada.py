@@ -119,6 +119,19 @@ def test_smooth_loss_takes_the_margin_of_the_label(tau: float) -> None:
     torch.testing.assert_close(actual, vector(exact), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize(("present", "k"), [(3, 2), (2, 2), (1, 2), (0, 1), (4, 15)])
+def test_loss_of_a_label_that_is_absent(present: int, k: int, one_hot: bool) -> None:
+    """A score of −inf: no tuple with the label has any weight, however few others are present."""
+    absent = k + 1
+    scores = vector([0.0] * present + [-INF] * absent)
+    target = torch.arange(present, present + absent)
+    if one_hot:
+        target = F.one_hot(target, present + absent).double()
+    loss = smooth_topk_loss(scores.expand(absent, -1), target, k, reduction="none")
+    assert loss.tolist() == [INF] * absent
+
+
 @every_size
 def test_gradient_is_dense_where_that_of_the_hinge_is_not(n: int, k: int) -> None:
     """Section 3.2, (ii), and section 3.3."""

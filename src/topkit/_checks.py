@@ -36,16 +36,24 @@ def check_number(name: str, value: float, *, positive: bool) -> None:
 
 def check_margin(margin: float | Tensor) -> None:
     """Require a non-negative number, or a vector of them with one per class."""
-    if not isinstance(margin, Tensor):
+    if isinstance(margin, int | float):
         return check_number("margin", margin, positive=False)
+    if not isinstance(margin, Tensor):
+        raise TypeError(
+            "margin must be a number or a tensor with one value per class, "
+            f"got {margin!r} ({type(margin).__name__})"
+        )
     if margin.dim() != 1 or not margin.is_floating_point():
         raise ValueError(
             "margin must be a number or a floating-point tensor with one value per class, "
             f"got a tensor of shape {tuple(margin.shape)} and {margin.dtype}"
         )
-    if can_look(margin) and not bool((margin >= 0).all()):
-        worst = margin[~(margin >= 0)][0].item()
-        raise ValueError(f"margin must be non-negative for every class, got {worst}")
+    if can_look(margin):
+        wrong = margin[~((margin >= 0) & (margin < float("inf")))]
+        if wrong.numel():
+            raise ValueError(
+                f"margin must be non-negative and finite for every class, got {wrong[0].item()}"
+            )
     return None
 
 

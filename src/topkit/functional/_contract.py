@@ -59,11 +59,12 @@ def classification_loss(
     ``block_cost`` (see ``by_rows``): the losses of every label are then found block by block.
     """
     check_options(reduction, label_smoothing)
-    probabilities = check_shapes(input, target)
+    probabilities = check_target(input, target)
     class_dim = class_dimension(input)
     classes = input.shape[class_dim]
     if weight is not None:
         check_per_class("weight", weight, classes)
+        weight = working(weight)
 
     scores = to_rows(input)
     shape = input.shape[:class_dim] + input.shape[class_dim + 1 :]
@@ -77,7 +78,7 @@ def classification_loss(
         losses, total = _indexed(
             row_loss, scores, labels, weight, ignore_index, label_smoothing, block_cost
         )
-    dtype = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
+    dtype = working_dtype(input.dtype) if autocasting(input) else input.dtype
     if reduction == "none":
         return losses.reshape(shape).to(dtype)
     if reduction == "sum":
@@ -95,11 +96,10 @@ def _indexed(
     block_cost: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of rows with class indices, (R, 1), and what their mean divides by, if not R."""
-    ignored = None
+    labels, ignored = labels.long(), None
     if not known_in_range(labels, scores.shape[1], ignore_index):
         ignored = labels == ignore_index
         labels = labels.masked_fill(ignored, 0)
-    labels = labels.long()
     weights = None if weight is None else weight[labels]
     if label_smoothing == 0:
         losses = row_loss(scores, labels)
@@ -143,12 +143,23 @@ def check_options(reduction: str, label_smoothing: float) -> None:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}")
 
 
-def check_shapes(input: Tensor, target: Tensor) -> bool:
-    """Require shapes that belong together; tell whether the target holds class probabilities."""
+def check_input(input: Tensor) -> None:
+    """Require floating-point logits with a dimension of classes."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input must be a tensor of logits, got {type(input).__name__}")
     if input.dim() == 0 or not input.is_floating_point():
         raise ValueError(
             "input must be a floating-point tensor of shape (C), (N, C) or (N, C, d1, ...), "
             f"got shape {tuple(input.shape)} and {input.dtype}"
+        )
+
+
+def check_target(input: Tensor, target: Tensor) -> bool:
+    """Require a target that belongs to the input; tell whether it holds class probabilities."""
+    if not isinstance(target, Tensor):
+        raise TypeError(
+            "target must be a tensor of class indices or class probabilities, "
+            f"got {type(target).__name__}"
         )
     class_dim = class_dimension(input)
     without_classes = input.shape[:class_dim] + input.shape[class_dim + 1 :]
@@ -195,9 +206,10 @@ def class_dimension(input: Tensor) -> int:
     return 0 if input.dim() == 1 else 1
 
 
-def class_count(input: Tensor) -> int:
-    """How many classes the logits have."""
-    return input.shape[class_dimension(input)] if input.dim() else 0
+def autocasting(input: Tensor) -> bool:
+    """Whether autocast is on for the input's device."""
+    device = input.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def to_rows(tensor: Tensor) -> Tensor:
@@ -210,7 +222,8 @@ def to_rows(tensor: Tensor) -> Tensor:
 
 def check_k(k: int, input: Tensor) -> None:
     """Require room for at least one class outside the list of k."""
-    classes = class_count(input)
+    check_input(input)
+    classes = input.shape[class_dimension(input)]
     check_count("k", k, classes - 1, f"one less than the input's {classes} classes")
 
 
@@ -218,7 +231,7 @@ def check_margin_for(margin: float | Tensor, input: Tensor) -> None:
     """Require a non-negative margin, a number or one per class."""
     check_margin(margin)
     if isinstance(margin, Tensor):
-        check_per_class("margin", margin, class_count(input))
+        check_per_class("margin", margin, input.shape[class_dimension(input)])
 
 
 def working(scores: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def topk_hinge_loss(
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
         top, leads = _top_and_membership(scores, labels, k)
-        rival = torch.where(leads, top[:, k:], top[:, k - 1 : k])
+        rival = with_nan_of(top, torch.where(leads, top[:, k:], top[:, k - 1 : k]))
         return hinge(margin_of_label(margin, labels), rival, of_label(scores, labels))
 
     return classification_loss(row_loss, input, target, **options)
@@ -96,7 +96,7 @@ def convex_topk_hinge_loss(
         scores = working(scores)
         top, leads = _top_and_membership(scores, labels, k)
         label, m = of_label(scores, labels), margin_of_label(margin, labels)
-        rival = torch.where(leads, top[:, k:], top[:, k - 1 : k])
+        rival = with_nan_of(top, torch.where(leads, top[:, k:], top[:, k - 1 : k]))
         leaders = top[:, : k - 1].sum(1, keepdim=True)
         others = torch.where(leads, leaders + top[:, k - 1 : k] - label, leaders) + (k - 1) * m
         largest = (others + torch.maximum(rival + m, label)) / k
@@ -142,7 +142,8 @@ def calibrated_topk_hinge_loss(
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        rival = scores.topk(k + 1, dim=1).values[:, k:]
+        top = scores.topk(k + 1, dim=1).values
+        rival = with_nan_of(top, top[:, k:])
         return hinge(margin_of_label(margin, labels), rival, of_label(scores, labels))
 
     return classification_loss(row_loss, input, target, **options)
@@ -152,6 +153,11 @@ def hinge(margin: float | Tensor, rival: Tensor, label: Tensor) -> Tensor:
     """``(margin + rival − label)_+``; 0 without a rival, +inf for an absent label."""
     gap = (rival - label).masked_fill((rival == -INFINITY) & (label == -INFINITY), INFINITY)
     return (gap + margin).relu()
+
+
+def with_nan_of(top: Tensor, rival: Tensor) -> Tensor:
+    """NaN in any row that holds one: it sorts first."""
+    return rival.masked_fill(top[:, :1].isnan(), float("nan"))
 
 
 def _top_and_membership(scores: Tensor, labels: Tensor | None, k: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,16 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from topkit._checks import check_number
-from topkit.functional._contract import Options, classification_loss, of_label, working
-from topkit.functional.smooth import smooth_topk_loss
+from topkit.functional._contract import (
+    Options,
+    check_input,
+    check_k,
+    check_margin_for,
+    classification_loss,
+    of_label,
+    working,
+)
+from topkit.functional.smooth import block_cost, smooth_hinge
 
 INFINITY = float("inf")
 
@@ -44,7 +52,13 @@ def ldam_loss(
         tensor(0.0009)
     """
     check_number("scale", scale, positive=True)
-    return scale * smooth_topk_loss(input, target, 1, 1.0 / scale, margin, **options)
+    check_k(1, input)
+    check_margin_for(margin, input)
+
+    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+        return scale * smooth_hinge(scores, labels, 1, 1 / scale, margin)
+
+    return classification_loss(row_loss, input, target, block_cost=block_cost(1, margin), **options)
 
 
 def focal_loss(
@@ -72,13 +86,15 @@ def focal_loss(
         >>> focal_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
         tensor(0.0109)
     """
+    check_input(input)
     check_number("gamma", gamma, positive=False)
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         log_probability = of_label(torch.log_softmax(working(scores), 1), labels)
         impossible = log_probability == -INFINITY
         log_probability = log_probability.masked_fill(impossible, 0.0)
-        loss = -log_probability * (-torch.expm1(log_probability)) ** gamma
+        miss = -torch.expm1(log_probability)
+        loss = -log_probability * miss.masked_fill(miss == 0, 1.0) ** gamma  # 0^(γ−1) is infinite
         return loss.masked_fill(impossible, INFINITY)
 
     return classification_loss(row_loss, input, target, **options)

@@ -60,10 +60,20 @@ def smooth_topk_loss(
     check_margin_for(margin, input)
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        gap = smooth_gap(scores, labels, k, tau) + margin_of_label(margin, labels)
-        return F.softplus(gap, beta=1 / tau, threshold=EXACT)
+        return smooth_hinge(scores, labels, k, tau, margin)
 
+    return classification_loss(row_loss, input, target, block_cost=block_cost(k, margin), **options)
+
+
+def smooth_hinge(
+    scores: Tensor, labels: Tensor | None, k: int, tau: float, margin: float | Tensor
+) -> Tensor:
+    """``τ softplus((α_y + gap) / τ)`` of rows: equation 10, as the hinge that it smooths."""
+    gap = smooth_gap(scores, labels, k, tau) + margin_of_label(margin, labels)
+    return F.softplus(gap, beta=1 / tau, threshold=EXACT)
+
+
+def block_cost(k: int, margin: float | Tensor) -> int | None:
+    """What the graph of all labels keeps for each score; None if the margin is learnt too."""
     learnt = isinstance(margin, Tensor) and margin.requires_grad
-    return classification_loss(
-        row_loss, input, target, block_cost=None if learnt else 8 * k, **options
-    )
+    return None if learnt else 8 * k

@@ -85,9 +85,10 @@ def _kth_perturbed(
         noise = torch.randn(
             scores.shape, generator=generator, dtype=scores.dtype, device=scores.device
         )
-    shift = epsilon * noise
-    index = (scores + shift).topk(k, dim=-1).indices[..., -1:]
-    return index, shift.gather(-1, index)
+    shift = epsilon * noise.to(scores.dtype)
+    top, index = (scores + shift).topk(k, dim=-1)
+    last = index[..., -1:]
+    return last, shift.gather(-1, last).masked_fill(top[..., :1].isnan(), float("nan"))
 
 
 def _gather(scores: Tensor, index: Tensor) -> Tensor:
@@ -108,35 +109,34 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        scores, index = inputs
-        ctx.save_for_backward(index)
-        ctx.save_for_forward(index)
-        ctx.classes = scores.shape[-1]
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        (index,) = ctx.saved_tensors
-        return _Counts.apply(gradient, index, ctx.classes), None
+        scores, index = ctx.saved_tensors
+        counts = gradient.new_zeros(scores.shape).scatter_add(-1, index, gradient)
+        return _Once.apply(counts, scores), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        (index,) = ctx.saved_tensors
-        return tangent.gather(-1, index)
+        scores, index = ctx.saved_tensors
+        result: Tensor = _Once.apply(tangent.gather(-1, index), scores)
+        return result
 
 
-class _Counts(torch.autograd.Function):
-    """How often each class was chosen, weighted by the gradient; refuses to be differentiated."""
+class _Once(torch.autograd.Function):
+    """A derivative with respect to the scores, which refuses to be differentiated again."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(gradient: Tensor, index: Tensor, classes: int) -> Tensor:
-        counts = gradient.new_zeros(*gradient.shape[:-1], classes)
-        return counts.scatter_add(-1, index, gradient)
+    def forward(derivative: Tensor, scores: Tensor) -> Tensor:
+        return derivative.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         pass
 
     @staticmethod
@@ -148,4 +148,4 @@ class _Counts(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _Counts.backward(ctx)
+        return _Once.backward(ctx)

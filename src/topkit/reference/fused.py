@@ -20,7 +20,7 @@ from torch import Tensor
 
 from topkit.reference import power_sums
 from topkit.reference.limits import power_dtype, working_dtype
-from topkit.reference.row_blocks import row_blocks
+from topkit.reference.row_blocks import needs_plain_backward, plain_backward, row_blocks
 from topkit.reference.selection import largest, padded
 
 INFINITY = float("inf")
@@ -55,10 +55,15 @@ class _SmoothGap(torch.autograd.Function):
         scores, labels, index, threshold, slopes = ctx.saved_tensors
         k, tau = ctx.k, ctx.tau
         working, dtype = working_dtype(scores.dtype), power_dtype(scores.dtype, k)
-        if torch.is_grad_enabled():  # create_graph: someone will differentiate this
-            gap = power_sums.smooth_gap(scores.to(working), labels, k, tau)
-            (result,) = torch.autograd.grad(gap, scores, gradient, create_graph=True)
-            return result, None, None, None
+        if needs_plain_backward(gradient):
+            return (
+                plain_backward(
+                    lambda s: power_sums.smooth_gap(s.to(working), labels, k, tau), scores, gradient
+                ),
+                None,
+                None,
+                None,
+            )
         scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
         tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)

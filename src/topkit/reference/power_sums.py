@@ -160,7 +160,8 @@ def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
     u = (excess / temperature).scatter(-1, row.places[..., :k], -INFINITY).exp()
     kept = horner(s[..., :k].flip(-1) / s[..., k - 1 : k], u)
     of_others = tau * ((ratio - u * kept) / kept).log() - excess / k
-    return of_others.scatter(-1, row.places[..., :k], of_leaders)
+    gaps = of_others.scatter(-1, row.places[..., :k], of_leaders)
+    return gaps.masked_fill(scores == -INFINITY, INFINITY)
 
 
 def log_esp(scores: Tensor, k: int) -> Tensor:
@@ -169,7 +170,7 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     The heads join in log space: σ_j for small j lies far below σ_k when the spread is large.
     """
     row = split(scores, k, 1.0)
-    here = row.heads > lowest_score(scores)
+    here = ~(row.heads <= lowest_score(scores))  # also NaN
     lowest = row.heads.masked_fill(~here, INFINITY).amin(-1, keepdim=True).detach()
     lowest = lowest.masked_fill(lowest == INFINITY, 0.0)
     rise = (row.heads - lowest).masked_fill(~here, 0.0)
@@ -178,7 +179,8 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
         carried = F.pad(log_s[..., :-1], (1, 0), value=-INFINITY)
         log_s = torch.where(present, log_add(log_s - r, carried), log_s)
     degree = torch.arange(k + 1, device=scores.device, dtype=scores.dtype)
-    return degree * lowest + rise.sum(-1, keepdim=True) + log_s
+    result = degree * lowest + rise.sum(-1, keepdim=True) + log_s
+    return result.masked_fill(log_s == -INFINITY, -INFINITY)
 
 
 def marginals(scores: Tensor, k: int) -> Tensor:

@@ -34,6 +34,23 @@ def transformed(scores: Tensor) -> bool:
     return torch.autograd.forward_ad.unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
 
 
+def needs_plain_backward(gradient: Tensor) -> bool:
+    """Whether a backward pass will itself be differentiated, or runs for a batch of gradients."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
+def plain_backward(function: RowFunction, scores: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of plain operations, differentiable where that is asked for."""
+    again = torch.is_grad_enabled()
+    leaf = scores if again else scores.detach().requires_grad_()
+    with torch.enable_grad():
+        value = function(leaf)
+    (result,) = torch.autograd.grad(value, leaf, gradient, create_graph=again)
+    return result
+
+
 class _ByRows(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -48,9 +65,8 @@ class _ByRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         scores, *others = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph: someone will differentiate this
-            value = ctx.function(scores, *others)
-            (result,) = torch.autograd.grad(value, scores, gradient, create_graph=True)
+        if needs_plain_backward(gradient):
+            result = plain_backward(lambda s: ctx.function(s, *others), scores, gradient)
         else:
             result = torch.empty_like(scores)
             for rows in row_blocks(scores, ctx.elements):

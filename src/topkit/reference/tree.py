@@ -112,9 +112,14 @@ def _counts(trials: Tensor, k: int) -> Tensor:
 
 def _multiply(a: Tensor, b: Tensor, k: int) -> Tensor:
     """The product of two polynomials of equal degree, up to the power k."""
-    degree = a.shape[-1] - 1
-    windows = F.pad(b, (degree, min(degree, k - degree))).unfold(-1, degree + 1, 1)
-    return (windows * a.flip(-1).unsqueeze(-2)).sum(-1)
+    size = a.shape[-1]
+    width = min(2 * size - 1, k + 1)
+    terms = a.unsqueeze(-1) * b.unsqueeze(-2)
+    power = torch.arange(size, device=a.device)
+    terms = terms.masked_fill(power.unsqueeze(1) + power >= width, 0.0)
+    # Read with rows one entry shorter, row i is shifted by i: columns are powers.
+    sheared = F.pad(terms, (0, width + 1 - size)).flatten(-2)[..., : size * width]
+    return sheared.reshape(*sheared.shape[:-1], size, width).sum(-2)
 
 
 def _leave_one_out(trials: Tensor, k: int) -> tuple[Tensor, Tensor]:
