@@ -1,6 +1,6 @@
 """The smooth loss in float32 against extended precision, over everything users may throw at it.
 
-The promise: gradient within 1e-5 (per row) and loss within 1e-4, plus what rounding the input itself
+The promise: gradient within 1e-5 (per row), loss within 1e-4 plus what rounding the input itself
 may cause. The bounds asserted here are tighter, near what is measured.
 """
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import smooth_loss
 
+from oracle import smooth_loss
 from topkit.functional import smooth_topk_loss
 from topkit.operators.esp import smooth_gap
 from topkit.reference import power_sums, tree
@@ -175,5 +175,5 @@ def test_the_oracle_itself(n, k, tau):
         base = exact(values)
         assert abs(float(base) - float(loss)) < 1e-15 * float(base) + 1e-300
         for i in range(n):
-            moved = exact(values[:i] + [values[i] + step] + values[i + 1 :])
+            moved = exact([*values[:i], values[i] + step, *values[i + 1 :]])
             assert abs(float((moved - base) / step) - float(gradient[i])) < 1e-14

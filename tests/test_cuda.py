@@ -50,7 +50,7 @@ def test_same_as_cpu(loss, dtype, kind, k):
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     results = zip(run(loss, "cuda", dtype, kind, k), run(loss, "cpu", dtype, kind, k), strict=True)
     values, gradients = results
-    # Half precision has ties, and devices may break them differently: a hinge's gradient then moves.
+    # Half precision has ties, which devices may break differently: the gradient of a hinge moves.
     compared = [values, gradients] if loss.smooth or dtype == torch.float32 else [values]
     for ours, reference in compared:
         scale = reference.abs().max()

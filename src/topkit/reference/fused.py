@@ -6,10 +6,9 @@ Same algorithm as :func:`topkit.reference.power_sums.smooth_gap`, which proves i
     k·∂/∂s_m = −v_m ∂/∂v_m (log S_k − log S_{k−1})                                (heads)
     k·∂/∂s_y = −1                                                                 (label)
 
-The forward pass reads the logits once and keeps O(k) numbers a row, the backward pass reads them
-once more and writes the gradient. Rows are taken in blocks that stay in cache, and the few numbers
-of each row are worked on for all rows together, in float64. Higher derivatives go through the
-plain operations.
+The forward pass reads the logits once and keeps the tail u, from which the backward pass writes the
+gradient. Rows are taken in blocks that stay in cache, and the few numbers of each row are worked on
+for all rows together, in float64. Higher derivatives go through the plain operations.
 """
 
 import math
@@ -36,41 +35,38 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
 class _SmoothGap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-        heads, index, sums = _row_state(scores, labels, k, k * tau)
+        keep_tail = ctx.needs_input_grad[0]
+        heads, index, sums, tails = _row_state(scores, labels, k, k * tau, keep_tail)
         wide = heads.to(sums.dtype)
         inverted = (wide[:, -1:] - wide).t().div_(k * tau).exp_()
         states = _head_states(_newton(sums), inverted)
         lower, upper = states[-1, k:].unbind(0)
         gap = (wide[:, -1:] - scores.gather(1, labels)).div_(k)
         gap.add_((upper / lower).log_().unsqueeze(1), alpha=tau)
-        if ctx.needs_input_grad[0]:
+        if keep_tail:
             slopes = _slopes(states, inverted, upper, lower)
-            ctx.save_for_backward(scores, labels, index, heads[:, -1:], slopes)
+            ctx.save_for_backward(scores, labels, index, slopes, *tails)
             ctx.k, ctx.tau = k, tau
         return gap
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        scores, labels, index, threshold, slopes = ctx.saved_tensors
+        scores, labels, index, slopes, *tails = ctx.saved_tensors
         k, tau = ctx.k, ctx.tau
         working, dtype = working_dtype(scores.dtype), power_dtype(scores.dtype, k)
         if needs_plain_backward(gradient):
-            return (
-                plain_backward(
-                    lambda s: power_sums.smooth_gap(s.to(working), labels, k, tau), scores, gradient
-                ),
-                None,
-                None,
-                None,
-            )
+
+            def plain(s: Tensor) -> Tensor:
+                return power_sums.smooth_gap(s.to(working), labels, k, tau)
+
+            return plain_backward(plain, scores, gradient), None, None, None
         scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
         tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        for rows in row_blocks(scores):
-            u = _scaled_exp(scores[rows].to(working).sub(threshold[rows]), k * tau).to(dtype)
+        for rows, u in zip(row_blocks(scores), tails, strict=True):
             out = result[rows] if result.dtype == dtype else None
-            value = _polynomial(tail[:, rows], u, out)
+            value = _polynomial(tail[:, rows], u[:, : scores.shape[1]].to(dtype), out)
             value.scatter_(1, index[rows], top[rows])
             value.scatter_(1, labels[rows], of_label[rows])
             if out is None:
@@ -79,33 +75,39 @@ class _SmoothGap(torch.autograd.Function):
 
 
 def _row_state(
-    scores: Tensor, labels: Tensor, k: int, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads, their classes, (R, k), and the power sums of the tail, (k, R); label left out."""
-    blocks = [
-        _block_state(scores[rows], labels[rows], k, temperature) for rows in row_blocks(scores)
-    ]
-    if len(blocks) == 1:
-        return blocks[0]
-    heads, index, sums = zip(*blocks, strict=True)
-    return torch.cat(heads), torch.cat(index), torch.cat(sums, 1)
+    scores: Tensor, labels: Tensor, k: int, temperature: float, keep_tail: bool
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Heads and their classes, (R, k), power sums of the tail, (k, R), and the tail by blocks."""
+    states, tails = [], []
+    for rows in row_blocks(scores):
+        *state, tail = _block_state(scores[rows], labels[rows], k, temperature)
+        states.append(state)
+        if keep_tail:
+            tails.append(tail)
+    if len(states) == 1:
+        heads, index, sums = states[0]
+        return heads, index, sums, tails
+    all_heads, all_index, all_sums = zip(*states, strict=True)
+    return torch.cat(all_heads), torch.cat(all_index), torch.cat(all_sums, 1), tails
 
 
 def _block_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     work = padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -INFINITY)
     heads, index = largest(work, k)
     heads.clamp_(min=power_sums.lowest_score(work))
     work.scatter_(1, index, -INFINITY)
-    tail = _scaled_exp(work.sub_(heads[:, -1:]), temperature).to(power_dtype(scores.dtype, k))
+    # exp((s − t) / temperature), in base 2: more than twice as fast
+    work.sub_(heads[:, -1:]).mul_(LOG2_E / temperature).exp2_()
+    tail = work.to(power_dtype(scores.dtype, k))
     sums = [tail.sum(1)]
     if k > 1:
         power = tail * tail
         sums.append(power.sum(1))
     for _ in range(k - 2):
         sums.append(power.mul_(tail).sum(1))
-    return heads, index, torch.stack(sums).to(power_sums.wide_dtype(scores))
+    return heads, index, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
 
 
 def _newton(sums: Tensor) -> Tensor:
@@ -159,8 +161,3 @@ def _polynomial(coefficients: Tensor, u: Tensor, out: Tensor | None) -> Tensor:
     for c in reversed(others[:-1]):
         torch.addcmul(c, value, u, out=value)
     return value.mul_(u)
-
-
-def _scaled_exp(x: Tensor, temperature: float) -> Tensor:
-    """``exp(x / temperature)`` in place; base 2 is more than twice as fast."""
-    return x.mul_(LOG2_E / temperature).exp2_()

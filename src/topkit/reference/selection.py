@@ -10,7 +10,7 @@ CHUNK = 16
 def padded(scores: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """A copy of (R, n) scores, with columns of −inf where :func:`largest` can use them."""
     rows, columns = scores.shape
-    if columns < 128 * k:
+    if columns < 512 * k:
         return scores.to(dtype, copy=True)
     block = CHUNK * CHUNK
     copy = scores.new_full((rows, -(-columns // block) * block), -INFINITY, dtype=dtype)
@@ -24,7 +24,7 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     The entries of a chunk stand n / CHUNK apart, so that maxima are taken over whole vectors.
     """
     columns = scores.shape[1]
-    if columns < 128 * k:
+    if columns < 512 * k:
         heads, index = scores.topk(k, 1)
         return heads, index
     stride = columns // CHUNK
