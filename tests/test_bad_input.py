@@ -163,7 +163,6 @@ def test_input_is_floating_point(loss, dtype):
         loss(torch.ones(3, C, dtype=dtype), torch.zeros(3, dtype=torch.long), **loss.arguments())
 
 
-# Fails today: the message is about k.
 @every_loss
 def test_input_has_classes(loss):
     with raises(ValueError, "(C), (N, C) or (N, C, d1, ...)", "()"):

@@ -139,7 +139,6 @@ def test_gradient_of_probabilities(loss):
     torch.testing.assert_close(actual, expected)
 
 
-# Fails today: where labels cannot be read, uint8 156 is taken for ignore_index = -100.
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
 def test_integer_targets(loss, dtype):
@@ -329,7 +328,6 @@ def test_large_scores_stay_finite(loss, kind, k, dtype, size):
     assert (value >= 0).all()
 
 
-# Fails today: focal loss with gamma < 1 has a NaN gradient.
 @every_smooth_loss
 @every_kind
 def test_certain_label(loss, kind):
@@ -390,7 +388,6 @@ def test_ties_by_hand(loss, kind, k):
 # Precision
 
 
-# Fails today: weights are added in half precision, and LDAM rounds twice.
 @every_loss
 @every_kind
 @every_reduction
@@ -414,7 +411,6 @@ def test_half_precision_computes_in_float32(loss, kind, reduction, dtype, label_
     torch.testing.assert_close(gradient, exact_gradient.to(dtype))
 
 
-# Fails today: the sum of float16 weights overflows, and the mean becomes 0.
 @every_loss
 def test_sum_of_half_precision_weights(loss):
     """The sum of many weights neither overflows nor stalls in half precision."""
@@ -430,7 +426,6 @@ def test_sum_of_half_precision_weights(loss):
     torch.testing.assert_close(actual, expected)
 
 
-# Fails today: float64 logits give a float32 loss, those of cross-entropy a float64 one.
 @every_loss
 @every_kind
 @pytest.mark.parametrize(

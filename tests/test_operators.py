@@ -118,7 +118,6 @@ def test_half_precision(operator, dtype):
     assert torch.equal(operator(scores, 3), operator(scores.double(), 3).to(dtype))
 
 
-# Fails today: log_esp takes NaN for an absent class.
 @pytest.mark.parametrize("operator", [log_esp, topk_marginals])
 @pytest.mark.parametrize("k", [2, 13])
 def test_nan(operator, k):
@@ -129,7 +128,6 @@ def test_nan(operator, k):
     assert result[1].isfinite().all()
 
 
-# Fails today: the tree warns that unfold has no batching rule.
 @pytest.mark.parametrize("operator", [log_esp, topk_marginals])
 @pytest.mark.parametrize("k", [2, 13])
 def test_vmap_and_strides(operator, k):
@@ -293,7 +291,6 @@ def test_noised_topk_makes_no_tensor_of_all_noise():
     assert 0 < largest.elements <= scores.numel()
 
 
-# Fails today: the bare operator gives 0.
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize(
     "second_order",

@@ -84,7 +84,6 @@ def test_second_derivative_with_absent_classes(loss, kind):
     assert gradgradcheck(masked, input.requires_grad_())
 
 
-# Fails today: the tree warns that unfold has no batching rule.
 @every_smooth_loss
 @every_kind
 @every_k
@@ -178,7 +177,6 @@ def test_vmap_over_models(loss):
     torch.testing.assert_close(actual, expected)
 
 
-# Fails today: the backward pass of the smooth loss writes batched into unbatched tensors.
 @every_loss
 @every_kind
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
@@ -224,7 +222,6 @@ def test_compile_class_probabilities():
 # Devices
 
 
-# Fails today: is_autocast_enabled does not know "meta".
 @every_loss
 @every_kind
 @pytest.mark.parametrize("k", [2, 30])
