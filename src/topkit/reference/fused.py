@@ -12,6 +12,7 @@ for all rows together, in float64. Higher derivatives go through the plain opera
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from topkit.reference.selection import largest, padded
 
 INFINITY = float("inf")
 LOG2_E = math.log2(math.e)
+BLOCK_ELEMENTS = 2**18
+"""A megabyte of float32: a block and its workspace stay in the cores' caches."""
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
@@ -64,7 +67,7 @@ class _SmoothGap(torch.autograd.Function):
         scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
         tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        for rows, u in zip(row_blocks(scores), tails, strict=True):
+        for rows, u in zip(_blocks(scores), tails, strict=True):
             out = result[rows] if result.dtype == dtype else None
             value = _polynomial(tail[:, rows], u[:, : scores.shape[1]].to(dtype), out)
             value.scatter_(1, index[rows], top[rows])
@@ -79,7 +82,7 @@ def _row_state(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Heads and their classes, (R, k), power sums of the tail, (k, R), and the tail by blocks."""
     states, tails = [], []
-    for rows in row_blocks(scores):
+    for rows in _blocks(scores):
         *state, tail = _block_state(scores[rows], labels[rows], k, temperature)
         states.append(state)
         if keep_tail:
@@ -108,6 +111,13 @@ def _block_state(
     for _ in range(k - 2):
         sums.append(power.mul_(tail).sum(1))
     return heads, index, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
+
+
+def _blocks(scores: Tensor) -> Iterator[slice]:
+    """Blocks that stay in cache; all rows at once where another device or a compiler does that."""
+    if scores.device.type != "cpu" or torch.compiler.is_compiling():
+        return iter((slice(None),))
+    return row_blocks(scores, BLOCK_ELEMENTS)
 
 
 def _newton(sums: Tensor) -> Tensor:

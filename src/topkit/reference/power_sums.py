@@ -75,14 +75,15 @@ def power_sums(tail: Tensor, count: int) -> Tensor:
 
 def newton(sums: Tensor) -> Tensor:
     """``q_j = (1/j) Σ_{i=1..j} (−1)^{i−1} q_{j−i} p_i``, (…, k) to (…, k + 1) from degree 0."""
-    signed = [-p if i % 2 else p for i, p in enumerate(sums.unbind(-1))]
-    q = [torch.ones_like(signed[0])]
-    for j in range(1, len(signed) + 1):
-        total = signed[0] * q[j - 1]
-        for i in range(1, j):
-            total = total + signed[i] * q[j - 1 - i]
-        q.append((total / j).clamp(min=0))
-    return torch.stack(q, -1)
+    k = sums.shape[-1]
+    sign = torch.ones(k, dtype=sums.dtype, device=sums.device)
+    sign[1::2] = -1
+    signed = sums * sign
+    descending = torch.ones_like(sums[..., :1])
+    for j in range(1, k + 1):
+        total = (signed[..., :j] * descending).sum(-1, keepdim=True)
+        descending = torch.cat([total / j, descending], -1)
+    return descending.flip(-1)
 
 
 def shift(polynomial: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     lowest = row.heads.masked_fill(~here, INFINITY).amin(-1, keepdim=True).detach()
     lowest = lowest.masked_fill(lowest == INFINITY, 0.0)
     rise = (row.heads - lowest).masked_fill(~here, 0.0)
-    log_s = log(newton(power_sums(row.tail, k)))
+    log_s = log(newton(power_sums(row.tail, k)).clamp(min=0))
     for present, r in zip(columns(here), columns(rise), strict=True):
         carried = F.pad(log_s[..., :-1], (1, 0), value=-INFINITY)
         log_s = torch.where(present, log_add(log_s - r, carried), log_s)

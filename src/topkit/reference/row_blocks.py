@@ -8,19 +8,14 @@ from torch import Tensor
 
 RowFunction = Callable[..., Tensor]
 
-BLOCK_ELEMENTS = 2**18
-"""A megabyte of float32: a block and its workspace stay in the cores' caches."""
-
-GRAPH_ELEMENTS = 2**22
-"""What the graph of one block may hold: 32 megabytes of float64."""
+GRAPH_ELEMENTS = {"cpu": 2**22, "other": 2**27}
+"""What the graph of one block may hold: 32 megabytes of float64 in cache, a gigabyte elsewhere."""
 
 
-def row_blocks(scores: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
+def row_blocks(scores: Tensor, elements: int) -> Iterator[slice]:
     """Slices of rows with about ``elements`` elements each; one empty slice for no rows."""
     rows, columns = scores.shape
     step = max(1, elements // max(1, columns))
-    if scores.device.type != "cpu" or torch.compiler.is_compiling():
-        step = max(1, rows)
     for start in range(0, max(1, rows), step):
         yield slice(start, start + step)
 
@@ -80,8 +75,8 @@ class _ByRows(torch.autograd.Function):
 def by_rows(function: RowFunction, scores: Tensor, *others: Tensor, cost: int = 1) -> Tensor:
     """Apply a row-wise differentiable function to (R, n) scores, block by block.
 
-    Each block's graph is built again in the backward pass and freed at once, so memory stays that
-    of one block. Differentiable any number of times.
+    If there are several blocks, the graph of each is built again in the backward pass and freed at
+    once, so memory stays that of one block. Differentiable any number of times.
 
     Args:
         function: maps (r, n) scores, and what goes with these rows, to (r, m).
@@ -89,7 +84,9 @@ def by_rows(function: RowFunction, scores: Tensor, *others: Tensor, cost: int = 
         others: tensors of R rows handed to the function with the scores, not differentiated.
         cost: how many tensors of a block's size the function keeps; blocks shrink accordingly.
     """
-    if torch.compiler.is_compiling() or transformed(scores):
+    elements = GRAPH_ELEMENTS["cpu" if scores.device.type == "cpu" else "other"] // cost
+    few = scores.numel() <= elements
+    if few or torch.compiler.is_compiling() or transformed(scores):
         return function(scores, *others)
-    result: Tensor = _ByRows.apply(function, max(1, GRAPH_ELEMENTS // cost), scores, *others)
+    result: Tensor = _ByRows.apply(function, elements, scores, *others)
     return result
