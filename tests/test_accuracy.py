@@ -144,6 +144,25 @@ def test_plain_operations_are_as_accurate(k):
     torch.testing.assert_close(fused.grad, plain.grad, rtol=0, atol=1e-6 / k)
 
 
+@pytest.mark.parametrize("k", [1, 5, 24, 29])
+@pytest.mark.parametrize("tau", [10.0, 1.0, 0.01])
+def test_expected_loss_of_probabilities(k, tau):
+    """Class probabilities against the sum over labels in extended precision."""
+    rng = np.random.default_rng(k)
+    for scores in rows(30, k, rng):
+        chances = rng.dirichlet(np.ones(30)).astype(np.float32)
+        single = scores.astype(np.float32)
+        parts = [smooth_loss(single, label, k, tau) for label in range(30)]
+        loss = sum(p * part[0] for p, part in zip(chances, parts, strict=True))
+        gradient = sum(p * part[1] for p, part in zip(chances, parts, strict=True))
+        leaf = torch.tensor(single[None], requires_grad=True)
+        ours = smooth_topk_loss(leaf, torch.tensor(chances[None]), k, tau)
+        (ours_gradient,) = torch.autograd.grad(ours, leaf)
+        assert abs(ours.item() - loss) < LOSS * loss
+        scale = max(np.linalg.norm(gradient), 1e-3 / k)  # uniform chances on ties: nearly 0
+        assert np.linalg.norm(ours_gradient[0].numpy() - gradient) < GRADIENT * scale
+
+
 def test_shift_invariance():
     scores, target = torch.randn(50, 1000).mul(8).round() / 8, torch.randint(1000, (50,))
     shifted = scores + 1024  # exact in float32

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,9 +83,9 @@ def test_parameter(loss, parameter, value, error, expectation):
 
 @every_loss
 def test_unknown_option(loss):
-    with raises(TypeError, "size_average"):
+    with raises(TypeError, loss.module.__name__, "size_average", "label_smoothing"):
         loss.module(**loss.arguments(), size_average=True)
-    with raises(TypeError, "size_average"):
+    with raises(TypeError, "size_average", "label_smoothing"):
         loss(*problem((3, C)), **loss.arguments(), size_average=True)
 
 
@@ -123,7 +124,7 @@ def test_margin_of_one_class(loss, wrong):
 
 @every_loss_with_margin
 @pytest.mark.parametrize(
-    "margin", [torch.ones(C, 1), torch.ones(C, dtype=torch.long), torch.tensor(1.0)], ids=repr
+    "margin", [torch.ones(C, 1), torch.ones(C, dtype=torch.long)], ids=["matrix", "integers"]
 )
 def test_margin_is_a_vector(loss, margin):
     expected = "margin", "one value per class", str(tuple(margin.shape)), str(margin.dtype)
@@ -144,13 +145,51 @@ def test_margins_for_all_classes(loss, length):
 
 
 @every_loss
-@pytest.mark.parametrize("shape", [(), (1,), (C - 1,), (C + 1,), (C, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(), (C, 1)], ids=str)
+def test_weight_is_a_vector(loss, shape):
+    with raises(ValueError, "weight", "each class", str(shape)):
+        loss.module(**loss.arguments(), weight=torch.ones(shape))
+    with raises(ValueError, "weight", "6 classes", str(shape)):
+        loss(*problem((3, C)), **loss.arguments(), weight=torch.ones(shape))
+    for wrong, given in (([1.0] * C, "list"), (torch.ones(C, dtype=torch.long), "torch.int64")):
+        with raises(TypeError, "weight", "floating-point", given):
+            loss.module(**loss.arguments(), weight=wrong)
+
+
+@every_loss
+@pytest.mark.parametrize("shape", [(1,), (C - 1,), (C + 1,)], ids=str)
 @pytest.mark.parametrize("kind", ["indices", "probabilities"])
 def test_weights_for_all_classes(loss, shape, kind):
     module = loss.module(**loss.arguments(), weight=torch.ones(shape))
     for input_shape in ((C,), (3, C), (3, C, 2)):
         with raises(ValueError, "weight", "6 classes", str(shape)):
             module(*problem(input_shape, kind))
+
+
+@every_loss_with_margin
+@pytest.mark.parametrize("margin", ["1", None, {}])
+def test_margin_of_another_type(loss, margin):
+    with raises(TypeError, "margin", "a number or a tensor", repr(margin)):
+        loss.module(**(loss.arguments() | {"margin": margin}))
+
+
+@every_loss
+def test_ignore_index_does_not_apply_to_probabilities(loss):
+    with raises(ValueError, "ignore_index=2", "probabilities"):
+        loss(*problem((3, C), "probabilities"), **loss.arguments(), ignore_index=2)
+
+
+@pytest.mark.parametrize("tau", [1e-40, 1e300])
+def test_temperature_out_of_float32(tau):
+    with raises(ValueError, f"tau={tau}", "1e-30 to 1e30"):
+        topkit.SmoothTopKLoss(tau=tau)
+
+
+def test_numbers_of_numpy():
+    loss = topkit.SmoothTopKLoss(k=np.int64(2), tau=np.float32(0.5), margin=np.float64(1))
+    scores, target = problem((3, C))
+    expected = topkit.SmoothTopKLoss(k=2, tau=0.5)(scores, target)
+    torch.testing.assert_close(loss(scores, target), expected)
 
 
 # Input and target

@@ -1,7 +1,10 @@
 """Errors that name what was given and what was expected."""
 
-import torch
+from math import inf
+
 from torch import Tensor
+
+from topkit._transforms import can_look
 
 
 def check_scores(scores: Tensor) -> None:
@@ -18,7 +21,7 @@ def check_scores(scores: Tensor) -> None:
 
 def check_count(name: str, value: int, largest: int | None = None, meaning: str = "") -> None:
     """Require an integer from 1 to ``largest``."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
     if value < 1 or (largest is not None and value > largest):
         bound = "at least 1" if largest is None else f"from 1 to {largest}, {meaning}"
@@ -27,29 +30,29 @@ def check_count(name: str, value: int, largest: int | None = None, meaning: str 
 
 def check_number(name: str, value: float, *, positive: bool) -> None:
     """Require a finite number that is positive, or at least not negative."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not 0 <= value < float("inf") or (positive and value == 0):
+    if not 0 <= value < inf or (positive and value == 0):
         expected = "positive and finite" if positive else "non-negative and finite"
         raise ValueError(f"{name} must be {expected}, got {name}={value}")
 
 
 def check_margin(margin: float | Tensor) -> None:
     """Require a non-negative number, or a vector of them with one per class."""
-    if isinstance(margin, int | float):
+    if not isinstance(margin, Tensor) and hasattr(margin, "__float__"):
         return check_number("margin", margin, positive=False)
     if not isinstance(margin, Tensor):
         raise TypeError(
             "margin must be a number or a tensor with one value per class, "
             f"got {margin!r} ({type(margin).__name__})"
         )
-    if margin.dim() != 1 or not margin.is_floating_point():
+    if margin.dim() > 1 or not margin.is_floating_point():
         raise ValueError(
             "margin must be a number or a floating-point tensor with one value per class, "
             f"got a tensor of shape {tuple(margin.shape)} and {margin.dtype}"
         )
     if can_look(margin):
-        wrong = margin[~((margin >= 0) & (margin < float("inf")))]
+        wrong = margin.detach()[~((margin >= 0) & (margin < inf))]
         if wrong.numel():
             raise ValueError(
                 f"margin must be non-negative and finite for every class, got {wrong[0].item()}"
@@ -57,19 +60,18 @@ def check_margin(margin: float | Tensor) -> None:
     return None
 
 
-def check_per_class(name: str, value: Tensor, classes: int) -> None:
-    """Require a vector with one value per class."""
-    if value.shape != (classes,):
-        raise ValueError(
-            f"{name} must have one value for each of the {classes} classes, "
-            f"got shape {tuple(value.shape)}"
-        )
+def check_temperature(tau: float) -> None:
+    """Require a temperature that float32 can divide by."""
+    check_number("tau", tau, positive=True)
+    if not 1e-30 <= tau <= 1e30:
+        raise ValueError(f"tau must be from 1e-30 to 1e30, got tau={tau}")
 
 
-def can_look(tensor: Tensor) -> bool:
-    """Whether values may be read: an eager CPU call, no transformation, no device to wait for."""
-    return (
-        tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    )
+def check_per_class(name: str, value: Tensor, classes: int | None = None) -> None:
+    """Require a floating-point vector, with one value per class if their number is known."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {given}")
+    if value.dim() != 1 or (classes is not None and len(value) != classes):
+        every = "each class" if classes is None else f"each of the {classes} classes"
+        raise ValueError(f"{name} must have one value for {every}, got shape {tuple(value.shape)}")

@@ -1,16 +1,27 @@
 """Losses as modules, with the options of ``torch.nn.CrossEntropyLoss``."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from topkit import functional
-from topkit._checks import check_count, check_margin, check_number
+from topkit._checks import (
+    check_count,
+    check_margin,
+    check_number,
+    check_per_class,
+    check_temperature,
+)
 from topkit.functional._contract import Options, check_options
 
-Margin = float | Sequence[float] | Tensor
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+Margin = float | list[float] | tuple[float, ...] | Tensor
 """A number, or one per class."""
 
 
@@ -26,9 +37,17 @@ class _Loss(nn.Module):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        **unknown: object,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; besides its "
+                f"own parameters it takes {', '.join(Options.__annotations__)}"
+            )
         check_options(reduction, label_smoothing)
+        if weight is not None:
+            check_per_class("weight", weight)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -49,16 +68,16 @@ class _Loss(nn.Module):
 
 
 class _MarginLoss(_Loss):
-    """Holds a margin: a number stays one, one per class becomes a buffer."""
+    """Holds a margin: a number stays one, one per class is a buffer, or a parameter if it was."""
 
     margin: float | Tensor
 
     def __init__(self, margin: Margin, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        if not isinstance(margin, int | float | Tensor):
+        if isinstance(margin, list | tuple):
             margin = torch.tensor(margin, dtype=torch.get_default_dtype())
         check_margin(margin)
-        if isinstance(margin, Tensor):
+        if isinstance(margin, Tensor) and not isinstance(margin, nn.Parameter):
             self.register_buffer("margin", margin)
         else:
             self.margin = margin
@@ -66,6 +85,13 @@ class _MarginLoss(_Loss):
 
 class SmoothTopKLoss(_MarginLoss):
     """Smooth top-k SVM loss, see :func:`topkit.functional.smooth_topk_loss`.
+
+    Args:
+        k: length of the list that should hold the label.
+        tau: temperature; small is close to the hinge, large is smoother.
+        margin: a number, or one per class.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -83,7 +109,7 @@ class SmoothTopKLoss(_MarginLoss):
     ) -> None:
         super().__init__(margin, **options)
         check_count("k", k)
-        check_number("tau", tau, positive=True)
+        check_temperature(tau)
         self.k = k
         self.tau = tau
 
@@ -101,21 +127,42 @@ class _HingeLoss(_MarginLoss):
 
 
 class TopKHingeLoss(_HingeLoss):
-    """Top-k hinge loss, see :func:`topkit.functional.topk_hinge_loss`."""
+    """Top-k hinge loss, see :func:`topkit.functional.topk_hinge_loss`.
+
+    Args:
+        k: length of the list that should hold the label.
+        margin: a number, or one per class.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
+    """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.topk_hinge_loss(input, target, self.k, self.margin, **self.options)
 
 
 class ConvexTopKHingeLoss(_HingeLoss):
-    """Convex top-k hinge loss, see :func:`topkit.functional.convex_topk_hinge_loss`."""
+    """Convex top-k hinge loss, see :func:`topkit.functional.convex_topk_hinge_loss`.
+
+    Args:
+        k: length of the list that should hold the label.
+        margin: a number, or one per class.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
+    """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.convex_topk_hinge_loss(input, target, self.k, self.margin, **self.options)
 
 
 class CalibratedTopKHingeLoss(_HingeLoss):
-    """Calibrated top-k hinge loss, see :func:`topkit.functional.calibrated_topk_hinge_loss`."""
+    """Calibrated top-k hinge loss, see :func:`topkit.functional.calibrated_topk_hinge_loss`.
+
+    Args:
+        k: length of the list that should hold the label.
+        margin: a number, or one per class.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
+    """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.calibrated_topk_hinge_loss(
@@ -125,6 +172,18 @@ class CalibratedTopKHingeLoss(_HingeLoss):
 
 class NoisedTopKLoss(_HingeLoss):
     """Noised top-k hinge loss, see :func:`topkit.functional.noised_topk_loss`.
+
+    The noise is drawn anew in every call, also in ``eval()`` mode; ``forward`` takes ``noise`` or a
+    ``generator`` to fix it.
+
+    Args:
+        k: length of the list that should hold the label.
+        epsilon: size of the noise on the scores.
+        samples: number of noise vectors.
+        margin: a number, or one per class, see :func:`topkit.class_margins`.
+        scale: multiplies the loss before its positive part is taken.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -173,7 +232,14 @@ class NoisedTopKLoss(_HingeLoss):
 
 
 class LDAMLoss(_MarginLoss):
-    """Label-distribution-aware margin loss, see :func:`topkit.functional.ldam_loss`."""
+    """Label-distribution-aware margin loss, see :func:`topkit.functional.ldam_loss`.
+
+    Args:
+        margin: one per class, see :func:`topkit.class_margins`, or a number.
+        scale: multiplies the scores; 30 suits cosines in [−1, 1], take 1 for ordinary logits.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
+    """
 
     def __init__(self, margin: Margin, scale: float = 30.0, **options: Unpack[Options]) -> None:
         super().__init__(margin, **options)
@@ -185,7 +251,13 @@ class LDAMLoss(_MarginLoss):
 
 
 class FocalLoss(_Loss):
-    """Focal loss, see :func:`topkit.functional.focal_loss`."""
+    """Focal loss, see :func:`topkit.functional.focal_loss`.
+
+    Args:
+        gamma: how strongly probable labels are discounted; 0 is cross-entropy.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
+    """
 
     def __init__(self, gamma: float = 2.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

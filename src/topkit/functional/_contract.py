@@ -6,12 +6,14 @@ Input shapes, class weights, ignored targets, label smoothing, class probabiliti
 reduction are here, once.
 """
 
+from math import inf
 from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
 
-from topkit._checks import can_look, check_count, check_margin, check_per_class
+from topkit._checks import check_count, check_margin, check_per_class
+from topkit._transforms import can_look
 from topkit.reference.limits import working_dtype
 from topkit.reference.row_blocks import by_rows
 
@@ -48,6 +50,7 @@ def classification_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    **unknown: object,
 ) -> Tensor:
     """Reduce a row loss to what ``cross_entropy`` would return for the same arguments.
 
@@ -58,6 +61,11 @@ def classification_loss(
     A deterministic row loss that has no other tensor to differentiate than the scores may name its
     ``block_cost`` (see ``by_rows``): the losses of every label are then found block by block.
     """
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(map(repr, unknown))}; besides its own parameters a loss "
+            f"takes {', '.join(Options.__annotations__)}"
+        )
     check_options(reduction, label_smoothing)
     probabilities = check_target(input, target)
     class_dim = class_dimension(input)
@@ -69,6 +77,11 @@ def classification_loss(
     scores = to_rows(input)
     shape = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if probabilities:
+        if ignore_index >= 0:
+            raise ValueError(
+                "ignore_index does not apply to a target of class probabilities, "
+                f"got ignore_index={ignore_index}"
+            )
         chances = working(to_rows(target))
         if label_smoothing:
             chances = chances * (1 - label_smoothing) + label_smoothing / classes
@@ -122,11 +135,12 @@ def _expected(
     weight: Tensor | None,
     block_cost: int | None,
 ) -> Tensor:
-    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where a class of probability 0 counts for nothing."""
+    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where an absent class of probability 0 does not count."""
 
     def expected(scores: Tensor, chances: Tensor) -> Tensor:
         losses = row_loss(scores, None)
-        return (losses.masked_fill(chances == 0, 0.0) * chances).sum(1, keepdim=True)
+        impossible = (chances == 0) & (losses == inf)
+        return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
 
     if weight is not None:
         chances = chances * weight
@@ -139,8 +153,8 @@ def check_options(reduction: str, label_smoothing: float) -> None:
     """Require a known reduction and a smoothing from 0 to 1."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}")
+    if not hasattr(label_smoothing, "__float__") or not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
 
 
 def check_input(input: Tensor) -> None:
@@ -176,8 +190,9 @@ def check_target(input: Tensor, target: Tensor) -> bool:
         )
     if target.shape != without_classes:
         raise ValueError(
-            f"for input of shape {tuple(input.shape)}, a target of class indices must have shape "
-            f"{tuple(without_classes)}, got {tuple(target.shape)}"
+            f"for input of shape {tuple(input.shape)}, classes in dimension {class_dim}, a target "
+            f"of class indices must have shape {tuple(without_classes)}, got {tuple(target.shape)} "
+            f"(one-hot targets must be floating point: target.float())"
         )
     return False
 
@@ -230,7 +245,7 @@ def check_k(k: int, input: Tensor) -> None:
 def check_margin_for(margin: float | Tensor, input: Tensor) -> None:
     """Require a non-negative margin, a number or one per class."""
     check_margin(margin)
-    if isinstance(margin, Tensor):
+    if isinstance(margin, Tensor) and margin.dim():
         check_per_class("margin", margin, input.shape[class_dimension(input)])
 
 
@@ -246,6 +261,12 @@ def of_label(values: Tensor, labels: Tensor | None) -> Tensor:
 
 def margin_of_label(margin: float | Tensor, labels: Tensor | None) -> float | Tensor:
     """The label's margin, (R, 1), or all margins, (C); a number stays a number."""
-    if not isinstance(margin, Tensor) or labels is None:
+    if not isinstance(margin, Tensor) or margin.dim() == 0 or labels is None:
         return margin
     return margin[labels]
+
+
+def block_cost(margin: float | Tensor, cost: int = 8) -> int | None:
+    """What the graph of every label's loss keeps for each score; None if the margin is learnt."""
+    learnt = isinstance(margin, Tensor) and margin.requires_grad
+    return None if learnt else cost

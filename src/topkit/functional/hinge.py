@@ -1,11 +1,16 @@
 """The top-k hinge losses: plain, convex and calibrated."""
 
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from topkit.functional._contract import (
     Options,
+    block_cost,
     check_k,
     check_margin_for,
     classification_loss,
@@ -14,7 +19,8 @@ from topkit.functional._contract import (
     working,
 )
 
-INFINITY = float("inf")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def topk_hinge_loss(
@@ -56,7 +62,7 @@ def topk_hinge_loss(
         rival = with_nan_of(top, torch.where(leads, top[:, k:], top[:, k - 1 : k]))
         return hinge(margin_of_label(margin, labels), rival, of_label(scores, labels))
 
-    return classification_loss(row_loss, input, target, **options)
+    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
 
 
 def convex_topk_hinge_loss(
@@ -100,10 +106,10 @@ def convex_topk_hinge_loss(
         leaders = top[:, : k - 1].sum(1, keepdim=True)
         others = torch.where(leads, leaders + top[:, k - 1 : k] - label, leaders) + (k - 1) * m
         largest = (others + torch.maximum(rival + m, label)) / k
-        loss = (largest - label).relu().masked_fill(rival == -INFINITY, 0.0)
-        return loss.masked_fill(label == -INFINITY, INFINITY)
+        loss = (largest - label).relu().masked_fill(rival == -inf, 0.0)
+        return loss.masked_fill(label == -inf, inf)
 
-    return classification_loss(row_loss, input, target, **options)
+    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
 
 
 def calibrated_topk_hinge_loss(
@@ -146,12 +152,12 @@ def calibrated_topk_hinge_loss(
         rival = with_nan_of(top, top[:, k:])
         return hinge(margin_of_label(margin, labels), rival, of_label(scores, labels))
 
-    return classification_loss(row_loss, input, target, **options)
+    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
 
 
 def hinge(margin: float | Tensor, rival: Tensor, label: Tensor) -> Tensor:
     """``(margin + rival − label)_+``; 0 without a rival, +inf for an absent label."""
-    gap = (rival - label).masked_fill((rival == -INFINITY) & (label == -INFINITY), INFINITY)
+    gap = (rival - label).masked_fill((rival == -inf) & (label == -inf), inf)
     return (gap + margin).relu()
 
 

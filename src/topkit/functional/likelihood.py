@@ -1,12 +1,17 @@
 """Likelihoods with a twist for imbalanced data: label-distribution-aware margins, and focal."""
 
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from topkit._checks import check_number
 from topkit.functional._contract import (
     Options,
+    block_cost,
     check_input,
     check_k,
     check_margin_for,
@@ -14,9 +19,10 @@ from topkit.functional._contract import (
     of_label,
     working,
 )
-from topkit.functional.smooth import block_cost, smooth_hinge
+from topkit.functional.smooth import smooth_hinge
 
-INFINITY = float("inf")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def ldam_loss(
@@ -58,7 +64,7 @@ def ldam_loss(
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         return scale * smooth_hinge(scores, labels, 1, 1 / scale, margin)
 
-    return classification_loss(row_loss, input, target, block_cost=block_cost(1, margin), **options)
+    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
 
 
 def focal_loss(
@@ -91,10 +97,10 @@ def focal_loss(
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         log_probability = of_label(torch.log_softmax(working(scores), 1), labels)
-        impossible = log_probability == -INFINITY
+        impossible = log_probability == -inf
         log_probability = log_probability.masked_fill(impossible, 0.0)
         miss = -torch.expm1(log_probability)
         loss = -log_probability * miss.masked_fill(miss == 0, 1.0) ** gamma  # 0^(γ−1) is infinite
-        return loss.masked_fill(impossible, INFINITY)
+        return loss.masked_fill(impossible, inf)
 
-    return classification_loss(row_loss, input, target, **options)
+    return classification_loss(row_loss, input, target, block_cost=block_cost(0.0), **options)

@@ -1,8 +1,11 @@
 """The noised top-k hinge loss of Garcin et al. 2022."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from topkit._checks import check_number
 from topkit.functional._contract import (
@@ -17,6 +20,9 @@ from topkit.functional._contract import (
 )
 from topkit.functional.hinge import hinge
 from topkit.operators.noised import check_noise, noised_topk
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def noised_topk_loss(

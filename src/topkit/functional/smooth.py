@@ -1,18 +1,26 @@
 """The smooth top-k SVM loss of Berrada et al. 2018."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import Unpack
 
-from topkit._checks import check_number
+from topkit._checks import check_temperature
 from topkit.functional._contract import (
     Options,
+    block_cost,
     check_k,
     check_margin_for,
     classification_loss,
     margin_of_label,
 )
 from topkit.operators.esp import smooth_gap
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 EXACT = 40.0
 """Beyond it softplus(z) is z to the last digit of float64."""
@@ -33,9 +41,9 @@ def smooth_topk_loss(
         \qquad e = \exp(s / (k\tau))
 
     (Berrada et al. 2018, equations 9 and 10, with the margin α of section 3.3), where σ are the
-    elementary symmetric polynomials. Exact for every k and τ. With k = 1, τ = 1, margin = 0 it is
-    cross-entropy; as τ → 0 it becomes ``topk_hinge_loss(margin=k·α) / k``. Its gradient is 1/k that
-    of cross-entropy: multiply the loss, or the learning rate, by k.
+    elementary symmetric polynomials. Exact, without approximation. With k = 1, τ = 1, margin = 0 it
+    is cross-entropy; as τ → 0 it becomes ``topk_hinge_loss(margin=k·α) / k``. Its gradient is about
+    1/k that of cross-entropy: multiply the loss, or the learning rate, by k.
 
     Args:
         input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
@@ -56,13 +64,15 @@ def smooth_topk_loss(
         tensor([0.6931, 2.1269])
     """
     check_k(k, input)
-    check_number("tau", tau, positive=True)
+    check_temperature(tau)
     check_margin_for(margin, input)
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         return smooth_hinge(scores, labels, k, tau, margin)
 
-    return classification_loss(row_loss, input, target, block_cost=block_cost(k, margin), **options)
+    return classification_loss(
+        row_loss, input, target, block_cost=block_cost(margin, 8 * k), **options
+    )
 
 
 def smooth_hinge(
@@ -71,9 +81,3 @@ def smooth_hinge(
     """``τ softplus((α_y + gap) / τ)`` of rows: equation 10, as the hinge that it smooths."""
     gap = smooth_gap(scores, labels, k, tau) + margin_of_label(margin, labels)
     return F.softplus(gap, beta=1 / tau, threshold=EXACT)
-
-
-def block_cost(k: int, margin: float | Tensor) -> int | None:
-    """What the graph of all labels keeps for each score; None if the margin is learnt too."""
-    learnt = isinstance(margin, Tensor) and margin.requires_grad
-    return None if learnt else 8 * k

@@ -48,7 +48,8 @@ def topk_marginals(scores: Tensor, k: int) -> Tensor:
         = \frac{\partial \log \sigma_k(e^s)}{\partial s_i}
 
     (Berrada et al. 2018, Appendix C, equations 63-66, where the printed σ_i is σ_k). With k = 1 it
-    is the softmax.
+    is the softmax. Its order is that of the scores: use it to average over crops or models. For the
+    distribution that the smooth loss itself smooths over, pass ``scores / (k * tau)``.
 
     Args:
         scores: (…, n); −inf marks an absent class.

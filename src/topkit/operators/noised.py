@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from topkit._checks import check_count, check_number, check_scores
+from topkit.reference.limits import working_dtype
 
 
 def noised_topk(
@@ -57,14 +58,15 @@ def noised_topk(
     check_count("samples", samples)
     if noise is not None:
         check_noise(noise, scores, samples)
+    wide = scores.to(working_dtype(scores.dtype))
     with torch.no_grad():
         chosen = [
-            _kth_perturbed(scores, k, epsilon, None if noise is None else noise[..., b], generator)
+            _kth_perturbed(wide, k, epsilon, None if noise is None else noise[..., b], generator)
             for b in range(samples)
         ]
         index = torch.cat([i for i, _ in chosen], -1)
         shift = torch.cat([s for _, s in chosen], -1)
-    return (_gather(scores, index) + shift).mean(-1)
+    return (_gather(wide, index) + shift).mean(-1).to(scores.dtype)
 
 
 def check_noise(noise: Tensor, scores: Tensor, samples: int) -> None:

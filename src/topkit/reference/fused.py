@@ -13,6 +13,7 @@ for all rows together, in float64. Higher derivatives go through the plain opera
 
 import math
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from topkit.reference.limits import power_dtype, working_dtype
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward, row_blocks
 from topkit.reference.selection import largest, padded
 
-INFINITY = float("inf")
 LOG2_E = math.log2(math.e)
 BLOCK_ELEMENTS = 2**18
 """A megabyte of float32: a block and its workspace stay in the cores' caches."""
@@ -97,10 +97,11 @@ def _row_state(
 def _block_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    work = padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -INFINITY)
+    work = padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
     heads, index = largest(work, k)
     heads.clamp_(min=power_sums.lowest_score(work))
-    work.scatter_(1, index, -INFINITY)
+    index.clamp_(max=scores.shape[1] - 1)  # an absent head may lie in the padding: its slope is 0
+    work.scatter_(1, index, -inf)
     # exp((s − t) / temperature), in base 2: more than twice as fast
     work.sub_(heads[:, -1:]).mul_(LOG2_E / temperature).exp2_()
     tail = work.to(power_dtype(scores.dtype, k))

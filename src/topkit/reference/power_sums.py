@@ -19,6 +19,7 @@ The functions here are plain differentiable operations: autograd, forward mode, 
 results do not depend on it. A score of −inf is an *absent* class.
 """
 
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -26,8 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topkit.reference.limits import power_dtype
-
-INFINITY = float("inf")
 
 
 class Split(NamedTuple):
@@ -50,7 +49,7 @@ def split(scores: Tensor, count: int, temperature: float) -> Split:
     heads, places = scores.topk(count, dim=-1)
     heads = heads.clamp(min=lowest_score(scores))
     threshold = heads[..., -1:].detach()
-    tail = ((scores.scatter(-1, places, -INFINITY) - threshold) / temperature).exp()
+    tail = ((scores.scatter(-1, places, -inf) - threshold) / temperature).exp()
     inverted = ((threshold - heads) / temperature).exp()
     return Split(heads, places, threshold, tail, inverted)
 
@@ -130,7 +129,7 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     """
     wide = wide_dtype(scores)
     label = scores.gather(-1, labels).to(wide)
-    row = split(scores.scatter(-1, labels, -INFINITY), k, k * tau)
+    row = split(scores.scatter(-1, labels, -inf), k, k * tau)
     sums = power_sums(row.tail.to(power_dtype(scores.dtype, k)), k).to(wide)
     s = with_heads(newton(sums), row.inverted.to(wide))
     return (row.threshold.to(wide) - label) / k + tau * (s[..., k:] / s[..., k - 1 : k]).log()
@@ -158,11 +157,11 @@ def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
     s = with_heads(joined, ((threshold - leaders) / temperature).exp())
     ratio = s[..., k:] / s[..., k - 1 : k]
     excess = scores - threshold
-    u = (excess / temperature).scatter(-1, row.places[..., :k], -INFINITY).exp()
+    u = (excess / temperature).scatter(-1, row.places[..., :k], -inf).exp()
     kept = horner(s[..., :k].flip(-1) / s[..., k - 1 : k], u)
     of_others = tau * ((ratio - u * kept) / kept).log() - excess / k
     gaps = of_others.scatter(-1, row.places[..., :k], of_leaders)
-    return gaps.masked_fill(scores == -INFINITY, INFINITY)
+    return gaps.masked_fill(scores == -inf, inf)
 
 
 def log_esp(scores: Tensor, k: int) -> Tensor:
@@ -172,16 +171,16 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     """
     row = split(scores, k, 1.0)
     here = ~(row.heads <= lowest_score(scores))  # also NaN
-    lowest = row.heads.masked_fill(~here, INFINITY).amin(-1, keepdim=True).detach()
-    lowest = lowest.masked_fill(lowest == INFINITY, 0.0)
+    lowest = row.heads.masked_fill(~here, inf).amin(-1, keepdim=True).detach()
+    lowest = lowest.masked_fill(lowest == inf, 0.0)
     rise = (row.heads - lowest).masked_fill(~here, 0.0)
     log_s = log(newton(power_sums(row.tail, k)).clamp(min=0))
     for present, r in zip(columns(here), columns(rise), strict=True):
-        carried = F.pad(log_s[..., :-1], (1, 0), value=-INFINITY)
+        carried = F.pad(log_s[..., :-1], (1, 0), value=-inf)
         log_s = torch.where(present, log_add(log_s - r, carried), log_s)
     degree = torch.arange(k + 1, device=scores.device, dtype=scores.dtype)
     result = degree * lowest + rise.sum(-1, keepdim=True) + log_s
-    return result.masked_fill(log_s == -INFINITY, -INFINITY)
+    return result.masked_fill(log_s == -inf, -inf)
 
 
 def marginals(scores: Tensor, k: int) -> Tensor:
@@ -192,22 +191,22 @@ def marginals(scores: Tensor, k: int) -> Tensor:
     of_others = row.tail * horner(s[..., :k].flip(-1) / s[..., k:], row.tail)
     of_heads = without_each_head(tail, row.inverted, k)[..., k - 1] / s[..., k:]
     result = of_others.scatter(-1, row.places, of_heads)
-    return result.masked_fill(scores == -INFINITY, 0.0)
+    return result.masked_fill(scores == -inf, 0.0)
 
 
 def log(x: Tensor) -> Tensor:
     """Log with log 0 = −inf and gradient 0 there."""
     zero = x == 0
-    return x.masked_fill(zero, 1.0).log().masked_fill(zero, -INFINITY)
+    return x.masked_fill(zero, 1.0).log().masked_fill(zero, -inf)
 
 
 def log_add(a: Tensor, b: Tensor) -> Tensor:
     """Log of the sum of exponentials, smooth to any order, with gradient 0 where both are −inf."""
     first = a >= b
     high, low = torch.where(first, a, b), torch.where(first, b, a)
-    high = high.masked_fill(high == -INFINITY, 0.0)
+    high = high.masked_fill(high == -inf, 0.0)
     total = high + F.softplus(low - high)
-    return total.masked_fill((a == -INFINITY) & (b == -INFINITY), -INFINITY)
+    return total.masked_fill((a == -inf) & (b == -inf), -inf)
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:

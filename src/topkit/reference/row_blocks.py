@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topkit._transforms import has_tangent, is_gradient_batch, transforming
+
 RowFunction = Callable[..., Tensor]
 
 GRAPH_ELEMENTS = {"cpu": 2**22, "other": 2**27}
@@ -22,18 +24,18 @@ def row_blocks(scores: Tensor, elements: int) -> Iterator[slice]:
 
 def transformed(scores: Tensor) -> bool:
     """Whether vmap, torch.func or forward mode is looking: they must see plain operations."""
-    if torch._C._are_functorch_transforms_active():
+    if transforming():
         return True
     if torch.compiler.is_compiling():
         return False
-    return torch.autograd.forward_ad.unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
+    return has_tangent(scores)
 
 
 def needs_plain_backward(gradient: Tensor) -> bool:
     """Whether a backward pass will itself be differentiated, or runs for a batch of gradients."""
     if torch.compiler.is_compiling():
         return False
-    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient)
+    return torch.is_grad_enabled() or is_gradient_batch(gradient)
 
 
 def plain_backward(function: RowFunction, scores: Tensor, gradient: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """The largest entries of long rows, faster than by one search: chunk by chunk."""
 
+from math import inf
+
 import torch
 from torch import Tensor
 
-INFINITY = float("inf")
 CHUNK = 16
 
 
@@ -13,7 +14,7 @@ def padded(scores: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     if columns < 512 * k:
         return scores.to(dtype, copy=True)
     block = CHUNK * CHUNK
-    copy = scores.new_full((rows, -(-columns // block) * block), -INFINITY, dtype=dtype)
+    copy = scores.new_full((rows, -(-columns // block) * block), -inf, dtype=dtype)
     copy[:, :columns] = scores
     return copy
 

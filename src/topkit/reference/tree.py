@@ -15,11 +15,11 @@ P(N without c = k) and P(N without c = k−1), and reverse mode through positive
 positive terms only.
 """
 
+from math import inf
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from topkit.reference.power_sums import INFINITY
 
 BISECTIONS = 20
 
@@ -27,7 +27,7 @@ BISECTIONS = 20
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for one label y a row, (…, 1)."""
     label = scores.gather(-1, labels)
-    x, threshold, absent = _centred(scores.scatter(-1, labels, -INFINITY), k, k * tau)
+    x, threshold, absent = _centred(scores.scatter(-1, labels, -inf), k, k * tau)
     tilt = _tilt(x, k)
     count = _counts(_trials(x, tilt), k).masked_fill(absent, 1.0)
     change = (count[..., k:] / count[..., k - 1 : k]).log()
@@ -47,7 +47,7 @@ def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
         x, threshold, absent = _centred(scores, mean, k * tau)
         tilt = _tilt(x, mean)
         _, without = _leave_one_out(_trials(x, tilt), k)
-        used = (leading == (mean == k + 1)) & ~absent & (scores != -INFINITY)
+        used = (leading == (mean == k + 1)) & ~absent & (scores != -inf)
         slopes = without.masked_fill(~used.unsqueeze(-1), 1.0)
         change = (slopes[..., 0] / slopes[..., 1]).log()
         gaps.append((threshold - scores) / k + tau * (tilt + change))
@@ -60,23 +60,23 @@ def marginals(scores: Tensor, k: int) -> Tensor:
     trials = _trials(x, _tilt(x, k))
     count, without = _leave_one_out(trials, k)
     result = trials[..., 1] * without[..., 1] / count.masked_fill(absent, 1.0)
-    return torch.where(absent, (scores != -INFINITY).to(result.dtype), result)
+    return torch.where(absent, (scores != -inf).to(result.dtype), result)
 
 
 def _centred(scores: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """``(s − s_[k]) / temperature``, the threshold, and where fewer than k classes are present."""
     heads = scores.detach().topk(k, dim=-1).values
     lowest = heads[..., -1:]
-    absent = (lowest == -INFINITY) & ~heads[..., :1].isnan()
-    threshold = lowest.masked_fill(lowest == -INFINITY, 0.0)
+    absent = (lowest == -inf) & ~heads[..., :1].isnan()
+    threshold = lowest.masked_fill(lowest == -inf, 0.0)
     return (scores - threshold) / temperature, threshold, absent
 
 
 def _mask_certain(gap: Tensor, label: Tensor, absent: Tensor) -> Tensor:
     """Where fewer than k rivals are present: −inf for a present label, +inf for an absent one."""
-    present = absent & (label > -INFINITY)
-    missing = absent & (label == -INFINITY)
-    return gap.masked_fill(present, -INFINITY).masked_fill(missing, INFINITY)
+    present = absent & (label > -inf)
+    missing = absent & (label == -inf)
+    return gap.masked_fill(present, -inf).masked_fill(missing, inf)
 
 
 @torch.no_grad()

@@ -1,0 +1,80 @@
+"""Cases that once went wrong."""
+
+from math import inf
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+
+import topkit
+from losses_table import LOSSES, problem
+from topkit.functional import focal_loss, smooth_topk_loss
+
+every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("extra", [1, 16, 255, 256])
+def test_absent_heads_in_the_padding_of_long_rows(k, extra):
+    n = 512 * k + extra
+    for present in range(k + 2):
+        scores = torch.full((3, n), -inf)
+        scores[:, : present + 1] = torch.randn(3, present + 1)
+        scores.requires_grad_()
+        loss = smooth_topk_loss(scores, torch.zeros(3, dtype=torch.long), k, reduction="none")
+        loss.sum().backward()
+        few = scores.detach()[:, : present + 1].requires_grad_()
+        if present < k:
+            assert torch.equal(loss, torch.zeros(3))
+            assert torch.equal(scores.grad, torch.zeros(3, n))
+        else:
+            expected = smooth_topk_loss(few, torch.zeros(3, dtype=torch.long), k, reduction="none")
+            expected.sum().backward()
+            torch.testing.assert_close(loss, expected)
+            torch.testing.assert_close(scores.grad[:, : present + 1], few.grad)
+
+
+def test_gradient_of_probabilities_and_weights_that_are_0():
+    scores, labels = problem((3, 4))
+    target = F.one_hot(labels, 4).double().requires_grad_()
+    weight = torch.tensor([1.0, 0.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    inputs = (target, weight)
+    ours = focal_loss(scores, target, gamma=0.0, weight=weight)
+    cross_entropy = F.cross_entropy(scores, target, weight)
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs), torch.autograd.grad(cross_entropy, inputs), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["indices", "probabilities"])
+@pytest.mark.parametrize("loss", [x for x in LOSSES if x.takes_margin], ids=lambda x: x.name)
+@pytest.mark.parametrize("shape", [(), (6,)])
+def test_margin_that_is_learnt(loss, kind, shape):
+    margin = torch.nn.Parameter(torch.full(shape, 0.5, dtype=torch.float64))
+    module = loss.module(**(loss.arguments() | {"margin": margin}))
+    assert list(module.parameters()) == [margin]
+    scores, target = problem((3, 6), kind)
+    module(scores, target, **loss.fixed(scores.shape)).backward()
+    assert margin.grad.abs().sum() > 0
+    number = loss.module(**(loss.arguments() | {"margin": 0.5}))
+    fixed = loss.fixed(scores.shape)
+    torch.testing.assert_close(module(scores, target, **fixed), number(scores, target, **fixed))
+
+
+@every_loss
+@pytest.mark.parametrize("kind", ["indices", "probabilities"])
+def test_fake_tensors(loss, kind):
+    with FakeTensorMode():
+        scores, target = problem((3, 6), kind)
+        assert loss.function(scores, target, **loss.arguments(per_class=True)).shape == ()
+
+
+def test_noise_is_added_in_single_precision():
+    scores = torch.full((200, 10), 8.0, dtype=torch.bfloat16)
+    value = topkit.noised_topk(scores, 1, epsilon=0.3, samples=50)
+    exact = topkit.noised_topk(scores.float(), 1, epsilon=0.3, samples=50)
+    assert value.dtype == torch.bfloat16
+    assert abs(value.float().mean() - exact.mean()) < 0.03  # the maximum of ten is 0.46 higher
+    assert exact.mean() > 8.4
