@@ -522,7 +522,7 @@ def test_loss_of_no_rows() -> None:
 @every_algorithm
 @pytest.mark.parametrize("k", [-1, 0, 5])
 def test_k_out_of_range_is_named(log_esp: LogESP, k: int) -> None:
-    message = rf"1 <= k <= n, got k = {k} and n = 4 \(scores of shape \(2, 4\)\)"
+    message = f"k must be from 1 to 4, the number of classes, got k={k}"
     with pytest.raises(ValueError, match=message):
         log_esp(torch.zeros(2, 4), k)
     with pytest.raises(ValueError, match=message):
@@ -530,9 +530,9 @@ def test_k_out_of_range_is_named(log_esp: LogESP, k: int) -> None:
 
 
 def test_other_arguments_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"torch.int64 of shape \(3,\)"):
+    with pytest.raises(TypeError, match="floating-point tensor, got torch.int64"):
         log_esp_tree(torch.tensor([1, 2, 3]), 1)
-    with pytest.raises(ValueError, match=r"shape \(\.\.\., n\), got torch.float32 of shape \(\)"):
+    with pytest.raises(ValueError, match=r"shape \(\.\.\., classes\) .*, got \(\)"):
         log_esp_tree(torch.tensor(1.0), 1)
     with pytest.raises(ValueError, match="at least 0, got order = -1"):
         log_esp_recursive(torch.zeros(3), 1, order=-1)

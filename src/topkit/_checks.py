@@ -28,6 +28,12 @@ def check_count(name: str, value: int, largest: int | None = None, meaning: str 
         raise ValueError(f"{name} must be {bound}, got {name}={value}")
 
 
+def check_scores_and_k(scores: Tensor, k: int) -> None:
+    """Require scores (…, n) and 1 ≤ k ≤ n."""
+    check_scores(scores)
+    check_count("k", k, scores.shape[-1], "the number of classes")
+
+
 def check_number(name: str, value: float, *, positive: bool) -> None:
     """Require a finite number that is positive, or at least not negative."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topkit.algorithms._check import check_scores_and_k
+from topkit._checks import check_scores_and_k
 
 
 def log_esp_tree(scores: Tensor, k: int) -> Tensor:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from topkit.algorithms._check import check_scores_and_k
+from topkit._checks import check_scores_and_k
 from topkit.algorithms.divide_and_conquer import log_esp_tree
 
 

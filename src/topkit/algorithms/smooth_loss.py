@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from topkit.algorithms._check import check_scores_and_k
+from topkit._checks import check_scores_and_k
 
 
 def smooth_topk_loss_with(

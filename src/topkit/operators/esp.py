@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from topkit._checks import check_count, check_scores
+from topkit._checks import check_scores_and_k
 from topkit.algorithms import log_esp_tree
 from topkit.reference import fused, power_sums, tree
 from topkit.reference.limits import by_power_sums, working_dtype
@@ -34,8 +34,7 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
         >>> log_esp(torch.tensor([1.0, 2.0, 3.0]).log(), k=2).exp().round(decimals=3)
         tensor([ 1.,  6., 11.])
     """
-    check_scores(scores)
-    check_count("k", k, scores.shape[-1], "the number of classes")
+    check_scores_and_k(scores, k)
     power = by_power_sums(k, scores.dtype, scores.device)
     algorithm = power_sums.log_esp if power else log_esp_tree
     return _by_rows(partial(algorithm, k=k), scores, k=k).to(scores.dtype)
@@ -63,8 +62,7 @@ def topk_marginals(scores: Tensor, k: int) -> Tensor:
         >>> topk_marginals(torch.tensor([0.0, 0.0, 0.0, 0.0]), k=2)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    check_scores(scores)
-    check_count("k", k, scores.shape[-1], "the number of classes")
+    check_scores_and_k(scores, k)
     power = by_power_sums(k, scores.dtype, scores.device)
     algorithm = power_sums.marginals if power else tree.marginals
     return _by_rows(partial(algorithm, k=k), scores, k=k).to(scores.dtype)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkit._checks import check_count, check_number, check_scores
+from topkit._checks import check_count, check_number, check_scores_and_k
 from topkit.reference.limits import working_dtype
 
 
@@ -52,8 +52,7 @@ def noised_topk(
         >>> torch.autograd.grad(value, scores)[0]
         tensor([0.3333, 0.3333, 0.3333, 0.0000])
     """
-    check_scores(scores)
-    check_count("k", k, scores.shape[-1], "the number of classes")
+    check_scores_and_k(scores, k)
     check_number("epsilon", epsilon, positive=False)
     check_count("samples", samples)
     if noise is not None:
