@@ -530,7 +530,7 @@ def test_k_out_of_range_is_named(log_esp: LogESP, k: int) -> None:
 
 
 def test_other_arguments_are_checked() -> None:
-    with pytest.raises(TypeError, match="floating-point tensor, got torch.int64"):
+    with pytest.raises(TypeError, match=r"floating-point tensor, got torch\.int64"):
         log_esp_tree(torch.tensor([1, 2, 3]), 1)
     with pytest.raises(ValueError, match=r"shape \(\.\.\., classes\) .*, got \(\)"):
         log_esp_tree(torch.tensor(1.0), 1)
