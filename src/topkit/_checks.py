@@ -1,6 +1,7 @@
 """Errors that name what was given and what was expected."""
 
 from math import inf
+from typing import TypeGuard
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ def check_scores(scores: Tensor) -> None:
 
 def check_count(name: str, value: int, largest: int | None = None, meaning: str = "") -> None:
     """Require an integer from 1 to ``largest``."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if not is_integer(value):
         raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
     if value < 1 or (largest is not None and value > largest):
         bound = "at least 1" if largest is None else f"from 1 to {largest}, {meaning}"
@@ -36,16 +37,30 @@ def check_scores_and_k(scores: Tensor, k: int) -> None:
 
 def check_number(name: str, value: float, *, positive: bool) -> None:
     """Require a finite number that is positive, or at least not negative."""
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not 0 <= value < inf or (positive and value == 0):
         expected = "positive and finite" if positive else "non-negative and finite"
         raise ValueError(f"{name} must be {expected}, got {name}={value}")
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a number, of Python or NumPy; True and tensors are not."""
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+
+
+def is_integer(value: object) -> bool:
+    """Whether the value is an integer, of Python or NumPy; True and tensors are not."""
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, int) or hasattr(value, "__index__")
+
+
 def check_margin(margin: float | Tensor) -> None:
     """Require a non-negative number, or a vector of them with one per class."""
-    if not isinstance(margin, Tensor) and hasattr(margin, "__float__"):
+    if is_number(margin):
         return check_number("margin", margin, positive=False)
     if not isinstance(margin, Tensor):
         raise TypeError(

@@ -74,7 +74,7 @@ class _MarginLoss(_Loss):
 
     def __init__(self, margin: Margin, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        if isinstance(margin, list | tuple):
+        if isinstance(margin, (list, tuple)):
             margin = torch.tensor(margin, dtype=torch.get_default_dtype())
         check_margin(margin)
         if isinstance(margin, Tensor) and not isinstance(margin, nn.Parameter):

@@ -12,7 +12,7 @@ from typing import Protocol, TypedDict
 import torch
 from torch import Tensor
 
-from topkit._checks import check_count, check_margin, check_per_class
+from topkit._checks import check_count, check_margin, check_per_class, is_number
 from topkit._transforms import can_look
 from topkit.reference.limits import working_dtype
 from topkit.reference.row_blocks import by_rows
@@ -153,7 +153,7 @@ def check_options(reduction: str, label_smoothing: float) -> None:
     """Require a known reduction and a smoothing from 0 to 1."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not hasattr(label_smoothing, "__float__") or not 0.0 <= label_smoothing <= 1.0:
+    if not is_number(label_smoothing) or not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
 
 
@@ -224,7 +224,7 @@ def class_dimension(input: Tensor) -> int:
 def autocasting(input: Tensor) -> bool:
     """Whether autocast is on for the input's device."""
     device = input.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def to_rows(tensor: Tensor) -> Tensor:
