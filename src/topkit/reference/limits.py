@@ -10,8 +10,8 @@ import torch
 LARGEST_K_IN_FLOAT32 = 8
 """Powers of the tail in float32 up to here (amplification 28), in float64 beyond."""
 
-LARGEST_K_BY_POWER_SUMS = {torch.float32: 24, torch.float64: 12}
-"""Power sums up to here for scores of this precision: errors near 1e-10 and 1e-13."""
+LARGEST_K_BY_POWER_SUMS = {torch.float32: 32, torch.float64: 12}
+"""Power sums up to here for scores of this precision: errors near 1e-7 and 1e-13."""
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,7 @@ the *tail* below the threshold ``t = h_m``. Nothing in
 * ``q_j = σ_j(u)`` from the ``p_j`` by Newton's identities,
 * ``S_j = [X^j] Q(X) · Π_i (v_i + X)``,
 
-can overflow before ``k = 32`` (see :mod:`topkit.reference.limits`), and
+overflows up to ``k = 32`` in float64 (see :mod:`topkit.reference.limits`), and
 ``σ_j(e) = exp(j·t) · Π_i exp(h_i − t) · S_j``. The state ``(h, p)`` of a row has ``O(k)`` numbers.
 
 The functions here are plain differentiable operations: autograd, forward mode, ``vmap`` and
