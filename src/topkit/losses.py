@@ -64,7 +64,10 @@ class _Loss(nn.Module):
 
     def extra_repr(self) -> str:
         shown = {n: v for n, v in vars(self).items() if not n.startswith("_") and n != "training"}
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        parts = [f"{name}={value!r}" for name, value in shown.items()]
+        parts += [f"{name}=<{value.numel()} values>" for name, value in tensors.items()]
+        return ", ".join(parts)
 
 
 class _MarginLoss(_Loss):
