@@ -190,7 +190,8 @@ def main() -> None:
         f"training labels replaced within their group with probability {arguments.noise:g}.\n"
         f"Linear model, {STEPS} steps of SGD, {len(LEARNING_RATES)} learning rates × "
         f"{len(WEIGHT_DECAYS)} weight decays for each loss.\n"
-        f"The gradient of SmoothTopKLoss is about 1/k of cross-entropy's: the loss is multiplied by k.\n"
+        "The gradient of SmoothTopKLoss is about 1/k of cross-entropy's: the loss is "
+        "multiplied by k.\n"
     )
     top1: dict[str, list[float]] = {name: [] for name in losses}
     topk: dict[str, list[float]] = {name: [] for name in losses}
