@@ -68,14 +68,12 @@ def classification_loss(
         )
     check_options(reduction, label_smoothing)
     probabilities = check_target(input, target)
-    class_dim = class_dimension(input)
-    classes = input.shape[class_dim]
+    classes = input.shape[class_dimension(input)]
     if weight is not None:
         check_per_class("weight", weight, classes)
         weight = working(weight)
 
     scores = to_rows(input)
-    shape = input.shape[:class_dim] + input.shape[class_dim + 1 :]
     if probabilities:
         if ignore_index >= 0:
             raise ValueError(
@@ -93,7 +91,7 @@ def classification_loss(
         )
     dtype = working_dtype(input.dtype) if autocasting(input) else input.dtype
     if reduction == "none":
-        return losses.reshape(shape).to(dtype)
+        return losses.reshape(shape_of_indices(input)).to(dtype)
     if reduction == "sum":
         return losses.sum().to(dtype)
     return (losses.mean() if total is None else losses.sum() / total).to(dtype)
@@ -175,8 +173,7 @@ def check_target(input: Tensor, target: Tensor) -> bool:
             "target must be a tensor of class indices or class probabilities, "
             f"got {type(target).__name__}"
         )
-    class_dim = class_dimension(input)
-    without_classes = input.shape[:class_dim] + input.shape[class_dim + 1 :]
+    expected = shape_of_indices(input)
     if target.is_floating_point():
         if target.shape != input.shape:
             raise ValueError(
@@ -188,10 +185,11 @@ def check_target(input: Tensor, target: Tensor) -> bool:
         raise TypeError(
             f"target must hold class indices (integers) or class probabilities, got {target.dtype}"
         )
-    if target.shape != without_classes:
+    if target.shape != expected:
         raise ValueError(
-            f"for input of shape {tuple(input.shape)}, classes in dimension {class_dim}, a target "
-            f"of class indices must have shape {tuple(without_classes)}, got {tuple(target.shape)} "
+            f"for input of shape {tuple(input.shape)}, classes in dimension "
+            f"{class_dimension(input)}, a target of class indices must have shape "
+            f"{tuple(expected)}, got {tuple(target.shape)} "
             f"(one-hot targets must be floating point: target.float())"
         )
     return False
@@ -219,6 +217,12 @@ def known_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:
 def class_dimension(input: Tensor) -> int:
     """Where the classes are: the only dimension of (C), the second of everything else."""
     return 0 if input.dim() == 1 else 1
+
+
+def shape_of_indices(input: Tensor) -> torch.Size:
+    """The input's shape without its dimension of classes."""
+    class_dim = class_dimension(input)
+    return input.shape[:class_dim] + input.shape[class_dim + 1 :]
 
 
 def autocasting(input: Tensor) -> bool:

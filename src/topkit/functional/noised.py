@@ -44,9 +44,8 @@ def noised_topk_loss(
         \big)_+, \qquad Z_b \sim \mathcal N(0, I)
 
     (Garcin et al. 2022, equation 10 with a number as the margin, equation 13 with one margin per
-    class; the scale c is that of their experiments with cosine scores, section 4.5). Noise reaches
-    the scores near the threshold only: the gradient is sparse, and unlike the smooth loss it does
-    not fade for long tails of classes.
+    class; the scale c is that of their experiments with cosine scores, section 4.5). Noise
+    moves the threshold among the scores near it, so these share the gradient, which is sparse.
 
     Args:
         input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.

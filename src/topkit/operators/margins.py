@@ -1,6 +1,7 @@
 """Margins for classes of unequal size."""
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
@@ -25,9 +26,7 @@ def class_margins(counts: Tensor | Sequence[float], largest: float = 0.2) -> Ten
         (C), floating point, in (0, largest].
 
     Example:
-        >>> from collections.abc import Sequence
-
-    import torch
+        >>> import torch
         >>> class_margins(torch.tensor([1, 16, 0]))
         tensor([0.2000, 0.1000, 0.2000])
     """
@@ -38,6 +37,6 @@ def class_margins(counts: Tensor | Sequence[float], largest: float = 0.2) -> Ten
     if can_look(counts) and not bool((counts >= 0).all()):
         raise ValueError(f"counts must not be negative, got {counts[~(counts >= 0)][0].item()}")
     counts = counts if counts.is_floating_point() else counts.to(torch.get_default_dtype())
-    seen = counts.masked_fill(counts == 0, float("inf"))
+    seen = counts.masked_fill(counts == 0, inf)
     rarest = seen.amin()
     return largest * (rarest / torch.where(counts == 0, rarest, counts)).nan_to_num(1.0) ** 0.25

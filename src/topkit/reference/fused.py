@@ -1,4 +1,4 @@
-r"""The smooth gap in eager mode: analytic gradient, in place, in row blocks.
+r"""The smooth gap with an analytic gradient, in place, in row blocks; also traced by compilers.
 
 Same algorithm as :func:`topkit.reference.power_sums.smooth_gap`, which proves it, with
 
@@ -11,9 +11,8 @@ gradient. Rows are taken in blocks that stay in cache, and the few numbers of ea
 for all rows together, in float64. Higher derivatives go through the plain operations.
 """
 
-import math
 from collections.abc import Iterator
-from math import inf
+from math import e, inf, log2
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from topkit.reference.limits import power_dtype, working_dtype
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward, row_blocks
 from topkit.reference.selection import largest, padded
 
-LOG2_E = math.log2(math.e)
+LOG2_E = log2(e)
 BLOCK_ELEMENTS = 2**18
 """A megabyte of float32: a block and its workspace stay in the cores' caches."""
 
@@ -100,7 +99,9 @@ def _block_state(
     work = padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
     heads, index = largest(work, k)
     heads.clamp_(min=power_sums.lowest_score(work))
-    index.clamp_(max=scores.shape[1] - 1)  # an absent head may lie in the padding: its slope is 0
+    index.clamp_(
+        max=scores.shape[1] - 1
+    )  # an absent head may lie in the padding: the gradient is 0
     work.scatter_(1, index, -inf)
     # exp((s − t) / temperature), in base 2: more than twice as fast
     work.sub_(heads[:, -1:]).mul_(LOG2_E / temperature).exp2_()

@@ -8,10 +8,15 @@ from torch import Tensor
 CHUNK = 16
 
 
+def _worth_chunking(columns: int, k: int) -> bool:
+    """Whether rows are so long that searching chunk maxima first is faster."""
+    return columns >= 512 * k
+
+
 def padded(scores: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """A copy of (R, n) scores, with columns of −inf where :func:`largest` can use them."""
     rows, columns = scores.shape
-    if columns < 512 * k:
+    if not _worth_chunking(columns, k):
         return scores.to(dtype, copy=True)
     block = CHUNK * CHUNK
     copy = scores.new_full((rows, -(-columns // block) * block), -inf, dtype=dtype)
@@ -25,7 +30,7 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     The entries of a chunk stand n / CHUNK apart, so that maxima are taken over whole vectors.
     """
     columns = scores.shape[1]
-    if columns < 512 * k:
+    if not _worth_chunking(columns, k):
         heads, index = scores.topk(k, 1)
         return heads, index
     stride = columns // CHUNK
