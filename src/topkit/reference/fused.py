@@ -99,9 +99,8 @@ def _block_state(
     work = padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
     heads, index = largest(work, k)
     heads.clamp_(min=power_sums.lowest_score(work))
-    index.clamp_(
-        max=scores.shape[1] - 1
-    )  # an absent head may lie in the padding: the gradient is 0
+    # An absent head may lie in the padding; the gradient of such a row is 0 anyway.
+    index.clamp_(max=scores.shape[1] - 1)
     work.scatter_(1, index, -inf)
     # exp((s − t) / temperature), in base 2: more than twice as fast
     work.sub_(heads[:, -1:]).mul_(LOG2_E / temperature).exp2_()
