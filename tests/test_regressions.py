@@ -1,6 +1,7 @@
 """Cases that once went wrong, and the code of the pages."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 
@@ -80,6 +81,21 @@ def test_fake_tensors(loss, kind):
     with FakeTensorMode():
         scores, target = problem((3, 6), kind)
         assert loss.function(scores, target, **loss.arguments(per_class=True)).shape == ()
+
+
+def test_training_after_inference_mode_shares_no_inference_tensor():
+    def in_a_new_thread():
+        scores, target = torch.randn(4, 9), torch.tensor([0, 1, 2, 3])
+        with torch.inference_mode():
+            value = smooth_topk_loss(scores, target, 3, 1.0)
+        with FakeTensorMode():
+            smooth_topk_loss(torch.randn(9, 9), torch.arange(9), 3, 1.0)
+        again = smooth_topk_loss(scores.requires_grad_(), target, 3, 1.0)
+        again.backward()
+        return value.item() == again.item() and bool(scores.grad.abs().sum() > 0)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(in_a_new_thread).result()
 
 
 def test_noise_is_added_in_single_precision():

@@ -22,6 +22,7 @@ from topkit.reference import power_sums
 from topkit.reference.limits import power_dtype, working_dtype
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward, row_blocks
 from topkit.reference.selection import largest, padded
+from topkit.reference.workspace import workspace_like
 
 LOG2_E = log2(e)
 BLOCK_ELEMENTS = 2**18
@@ -107,7 +108,7 @@ def _block_state(
     tail = work.to(power_dtype(scores.dtype, k))
     sums = [tail.sum(1)]
     if k > 1:
-        power = tail * tail
+        power = torch.mul(tail, tail, out=workspace_like(tail))
         sums.append(power.sum(1))
     for _ in range(k - 2):
         sums.append(power.mul_(tail).sum(1))
@@ -166,9 +167,10 @@ def _slopes(states: Tensor, inverted: Tensor, upper: Tensor, lower: Tensor) -> T
 def _polynomial(coefficients: Tensor, u: Tensor, out: Tensor | None) -> Tensor:
     """``Σ_{j=1..k} c_j u^j`` by Horner's rule for u of (R, n) and coefficients of (k, R, 1)."""
     *others, last = coefficients.unbind(0)
-    if not others:
-        return torch.mul(u, last, out=out)
-    value = torch.addcmul(others[-1], u, last, out=out)
-    for c in reversed(others[:-1]):
-        torch.addcmul(c, value, u, out=value)
-    return value.mul_(u)
+    value = torch.mul(u, last, out=out)
+    if others:
+        value.add_(others[-1])  # addcmul with two broadcast operands is several times slower
+        for c in reversed(others[:-1]):
+            torch.addcmul(c, value, u, out=value)
+        value.mul_(u)
+    return value
