@@ -19,7 +19,7 @@ from topkit.operators.esp import smooth_gap
 from topkit.reference import power_sums, tree
 from topkit.reference.limits import LARGEST_K_BY_POWER_SUMS, LARGEST_K_IN_FLOAT32
 
-GRADIENT, LOSS = 2e-6, 1e-6
+GRADIENT, LOSS = 5e-6, 1e-6
 TINY = 1e-36  # gradients below it are denormal numbers of float32, or 0
 TEMPERATURES = (100.0, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)
 SIZES = (2, 3, 7, 30, 100, 1000)
@@ -63,7 +63,7 @@ def test_float32(n, k):
         assert gradient < GRADIENT, (tau, scores)
 
 
-@pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (5, 1.0), (8, 0.1), (20, 1.0), (50, 1e-3)])
+@pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (5, 1.0), (10, 0.1), (20, 1.0), (50, 1e-3)])
 def test_many_classes(k, tau):
     rng = np.random.default_rng(k)
     for scores in (3 * rng.standard_normal(100_000), np.zeros(100_000)):
@@ -132,7 +132,7 @@ def test_every_label_at_once(k, tau):
             torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("k", [1, 5, 8, 9, 24])
+@pytest.mark.parametrize("k", [1, 5, 10, 11, 24])
 def test_plain_operations_are_as_accurate(k):
     """What torch.compile's and torch.func's users get when the fused gradient cannot be used."""
     scores, labels = 3 * torch.randn(30, 400), torch.randint(400, (30, 1))

@@ -7,6 +7,7 @@ tensor(0.6931)
 """
 
 from topkit import functional
+from topkit.dispatch import use_backend
 from topkit.losses import (
     CalibratedTopKHingeLoss,
     ConvexTopKHingeLoss,
@@ -33,4 +34,5 @@ __all__ = [
     "log_esp",
     "noised_topk",
     "topk_marginals",
+    "use_backend",
 ]

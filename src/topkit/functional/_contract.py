@@ -6,14 +6,16 @@ Input shapes, class weights, ignored targets, label smoothing, class probabiliti
 reduction are here, once.
 """
 
+from collections.abc import Callable
 from math import inf
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
 
 from topkit._checks import check_count, check_margin, check_per_class, is_number
 from topkit._transforms import can_look
+from topkit.dispatch import LossOptions, kernel_serves
 from topkit.reference.limits import working_dtype
 from topkit.reference.row_blocks import by_rows
 
@@ -40,12 +42,24 @@ class RowLoss(Protocol):
         """Map (R, C) scores and (R, 1) labels to (R, 1), or to (R, C) without labels."""
 
 
+class KernelLoss(NamedTuple):
+    """A loss with class indices that kernels compute and reduce in one go."""
+
+    k: int
+    """The number of heads that it keeps."""
+    obstacle: str | None
+    """What its parameters ask that the kernels do not do."""
+    loss: Callable[[Tensor, LossOptions], Tensor]
+    """From (R, C) scores to the reduced loss, or with "none" to (R) losses."""
+
+
 def classification_loss(
     row_loss: RowLoss,
     input: Tensor,
     target: Tensor,
     *,
     block_cost: int | None = None,
+    kernel: KernelLoss | None = None,
     weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -60,6 +74,7 @@ def classification_loss(
 
     A deterministic row loss that has no other tensor to differentiate than the scores may name its
     ``block_cost`` (see ``by_rows``): the losses of every label are then found block by block.
+    A loss that has a ``kernel`` takes it where :mod:`topkit.dispatch` says so.
     """
     if unknown:
         raise TypeError(
@@ -68,33 +83,69 @@ def classification_loss(
         )
     check_options(reduction, label_smoothing)
     probabilities = check_target(input, target)
-    classes = input.shape[class_dimension(input)]
+    if probabilities and ignore_index >= 0:
+        raise ValueError(
+            "ignore_index does not apply to a target of class probabilities, "
+            f"got ignore_index={ignore_index}"
+        )
     if weight is not None:
-        check_per_class("weight", weight, classes)
+        check_per_class("weight", weight, input.shape[class_dimension(input)])
         weight = working(weight)
 
-    scores = to_rows(input)
-    if probabilities:
-        if ignore_index >= 0:
-            raise ValueError(
-                "ignore_index does not apply to a target of class probabilities, "
-                f"got ignore_index={ignore_index}"
+    def reference(scores: Tensor) -> Tensor:
+        if probabilities:
+            chances = _smoothed(working(to_rows(target)), label_smoothing)
+            losses, total = _expected(row_loss, scores, chances, weight, block_cost), None
+        else:
+            labels = target.reshape(-1, 1)
+            losses, total = _indexed(
+                row_loss, scores, labels, weight, ignore_index, label_smoothing, block_cost
             )
-        chances = working(to_rows(target))
-        if label_smoothing:
-            chances = chances * (1 - label_smoothing) + label_smoothing / classes
-        losses, total = _expected(row_loss, scores, chances, weight, block_cost), None
+        return _reduced(losses, total, reduction)
+
+    scores = to_rows(input)
+    if kernel is not None and kernel_serves(
+        scores,
+        kernel.k,
+        kernel.obstacle or _obstacle(probabilities, label_smoothing, weight, ignore_index),
+    ):
+        labels = target.reshape(-1).long()
+        options = LossOptions(labels, weight, ignore_index, reduction, reference)
+        result = kernel.loss(scores, options)
     else:
-        labels = target.reshape(-1, 1)
-        losses, total = _indexed(
-            row_loss, scores, labels, weight, ignore_index, label_smoothing, block_cost
-        )
-    dtype = working_dtype(input.dtype) if autocasting(input) else input.dtype
+        result = reference(scores)
     if reduction == "none":
-        return losses.reshape(shape_of_indices(input)).to(dtype)
+        result = result.reshape(shape_of_indices(input))
+    return result.to(working_dtype(input.dtype) if autocasting(input) else input.dtype)
+
+
+def _smoothed(chances: Tensor, label_smoothing: float) -> Tensor:
+    """Probabilities of which a part is spread over all classes."""
+    if label_smoothing == 0:
+        return chances
+    return chances * (1 - label_smoothing) + label_smoothing / chances.shape[1]
+
+
+def _obstacle(
+    probabilities: bool, label_smoothing: float, weight: Tensor | None, ignore_index: int
+) -> str | None:
+    """What the options ask that no kernel does."""
+    if probabilities or label_smoothing:
+        return "class probabilities and label smoothing"
+    if weight is not None and weight.requires_grad:
+        return "the gradient of the class weights"
+    if abs(ignore_index) >= 2**31:
+        return f"ignore_index={ignore_index}, beyond 32 bits"
+    return None
+
+
+def _reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:
+    """(R, 1) losses as one number, or as (R); "mean" divides by the total, if not by R."""
+    if reduction == "none":
+        return losses.squeeze(1)
     if reduction == "sum":
-        return losses.sum().to(dtype)
-    return (losses.mean() if total is None else losses.sum() / total).to(dtype)
+        return losses.sum()
+    return losses.mean() if total is None else losses.sum() / total
 
 
 def _indexed(
@@ -274,3 +325,10 @@ def block_cost(margin: float | Tensor, cost: int = 8) -> int | None:
     """What the graph of every label's loss keeps for each score; None if the margin is learnt."""
     learnt = isinstance(margin, Tensor) and margin.requires_grad
     return None if learnt else cost
+
+
+def margin_obstacle(margin: float | Tensor) -> str | None:
+    """What the margin asks that no kernel does."""
+    if isinstance(margin, Tensor) and margin.requires_grad:
+        return "the gradient of the margin"
+    return None

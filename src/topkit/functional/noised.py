@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from topkit._checks import check_number
+from topkit._checks import check_count, check_number
+from topkit.dispatch import LossOptions
 from topkit.functional._contract import (
+    KernelLoss,
     Options,
     check_k,
     check_margin_for,
     class_dimension,
     classification_loss,
+    margin_obstacle,
     margin_of_label,
     of_label,
     working,
 )
 from topkit.functional.hinge import hinge
-from topkit.operators.noised import check_noise, noised_topk
+from topkit.operators.noised import check_noise, kernel_obstacle, noised_topk
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,6 +75,8 @@ def noised_topk_loss(
     check_k(k, input)
     check_margin_for(margin, input)
     check_number("scale", scale, positive=True)
+    check_number("epsilon", epsilon, positive=False)
+    check_count("samples", samples)
     if noise is not None:
         check_noise(noise, input, samples)
         by_class = noise.movedim(class_dimension(input), -2)
@@ -83,4 +88,11 @@ def noised_topk_loss(
         label, m = of_label(scores, labels), margin_of_label(margin, labels)
         return scale * hinge(m, rival.unsqueeze(1), label)
 
-    return classification_loss(row_loss, input, target, **options)
+    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
+        from topkit.kernels.noised import noised_loss
+
+        return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
+
+    obstacle = kernel_obstacle(samples, noise) or margin_obstacle(margin)
+    kernel = KernelLoss(k + 1, obstacle, by_kernel)
+    return classification_loss(row_loss, input, target, kernel=kernel, **options)

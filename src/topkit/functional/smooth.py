@@ -8,12 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topkit._checks import check_temperature
+from topkit.dispatch import LossOptions
 from topkit.functional._contract import (
+    KernelLoss,
     Options,
     block_cost,
     check_k,
     check_margin_for,
     classification_loss,
+    margin_obstacle,
     margin_of_label,
 )
 from topkit.operators.esp import smooth_gap
@@ -70,8 +73,18 @@ def smooth_topk_loss(
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         return smooth_hinge(scores, labels, k, tau, margin)
 
+    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
+        from topkit.kernels.smooth import smooth_loss
+
+        return smooth_loss(scores, k, tau, margin, options)
+
     return classification_loss(
-        row_loss, input, target, block_cost=block_cost(margin, 8 * k), **options
+        row_loss,
+        input,
+        target,
+        block_cost=block_cost(margin, 8 * k),
+        kernel=KernelLoss(k, margin_obstacle(margin), by_kernel),
+        **options,
     )
 
 

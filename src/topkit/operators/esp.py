@@ -5,10 +5,12 @@ The one place that chooses between the algorithms of :mod:`topkit.reference`.
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from topkit._checks import check_scores_and_k
 from topkit.algorithms import log_esp_tree
+from topkit.dispatch import kernel_serves
 from topkit.reference import fused, power_sums, tree
 from topkit.reference.limits import by_power_sums, working_dtype
 from topkit.reference.row_blocks import RowFunction, by_rows, transformed
@@ -37,7 +39,16 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     check_scores_and_k(scores, k)
     power = by_power_sums(k, scores.dtype, scores.device)
     algorithm = power_sums.log_esp if power else log_esp_tree
-    return _by_rows(partial(algorithm, k=k), scores, k=k).to(scores.dtype)
+
+    def reference(rows: Tensor) -> Tensor:
+        return _by_rows(partial(algorithm, k=k), rows, k=k)
+
+    if kernel_serves(scores, k, kernel_obstacle()):
+        from topkit.kernels.esp import log_esp as by_kernel
+
+        result = by_kernel(scores.reshape(-1, scores.shape[-1]), k, reference)
+        return result.reshape(*scores.shape[:-1], -1).to(scores.dtype)
+    return reference(scores).to(scores.dtype)
 
 
 def topk_marginals(scores: Tensor, k: int) -> Tensor:
@@ -65,7 +76,16 @@ def topk_marginals(scores: Tensor, k: int) -> Tensor:
     check_scores_and_k(scores, k)
     power = by_power_sums(k, scores.dtype, scores.device)
     algorithm = power_sums.marginals if power else tree.marginals
-    return _by_rows(partial(algorithm, k=k), scores, k=k).to(scores.dtype)
+
+    def reference(rows: Tensor) -> Tensor:
+        return _by_rows(partial(algorithm, k=k), rows, k=k)
+
+    if kernel_serves(scores, k, kernel_obstacle()):
+        from topkit.kernels.esp import topk_marginals as by_kernel
+
+        result = by_kernel(scores.reshape(-1, scores.shape[-1]), k, reference)
+        return result.reshape(*scores.shape[:-1], -1).to(scores.dtype)
+    return reference(scores).to(scores.dtype)
 
 
 def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Tensor:
@@ -96,6 +116,11 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
     if transformed(scores):
         return power_sums.smooth_gap(scores.to(working_dtype(scores.dtype)), labels, k, tau)
     return fused.smooth_gap(scores, labels, k, tau)
+
+
+def kernel_obstacle() -> str | None:
+    """What the operators' kernels do not do: their derivatives are those of the reference."""
+    return "these operators in torch.compile" if torch.compiler.is_compiling() else None
 
 
 def _by_rows(function: RowFunction, scores: Tensor, *others: Tensor, k: int) -> Tensor:

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from topkit._checks import check_count, check_number, check_scores_and_k
+from topkit.dispatch import kernel_serves
 from topkit.reference.limits import working_dtype
+from topkit.reference.once import once
+
+LARGEST_SAMPLES = 64
+"""A kernel works on all samples of a row at once."""
 
 
 def noised_topk(
@@ -57,6 +62,12 @@ def noised_topk(
     check_count("samples", samples)
     if noise is not None:
         check_noise(noise, scores, samples)
+    if kernel_serves(scores, k, kernel_obstacle(samples, noise)):
+        from topkit.kernels.noised import noised_topk as by_kernel
+
+        rows = scores.reshape(-1, scores.shape[-1])
+        result = by_kernel(rows, k, epsilon, samples, generator)
+        return result.reshape(scores.shape[:-1]).to(scores.dtype)
     wide = scores.to(working_dtype(scores.dtype))
     with torch.no_grad():
         chosen = [
@@ -76,6 +87,15 @@ def check_noise(noise: Tensor, scores: Tensor, samples: int) -> None:
             f"noise must have shape {tuple(expected)}, the scores' shape and the number of "
             f"samples, got {tuple(noise.shape)}"
         )
+
+
+def kernel_obstacle(samples: int, noise: Tensor | None) -> str | None:
+    """What a call asks that the kernel does not do."""
+    if noise is not None:
+        return "given noise"
+    if samples > LARGEST_SAMPLES:
+        return f"samples = {samples}, only up to {LARGEST_SAMPLES}"
+    return None
 
 
 def _kth_perturbed(
@@ -118,35 +138,9 @@ class _Chosen(torch.autograd.Function):
         (gradient,) = gradients
         scores, index = ctx.saved_tensors
         counts = gradient.new_zeros(scores.shape).scatter_add(-1, index, gradient)
-        return _Once.apply(counts, scores), None
+        return once(counts, scores), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         scores, index = ctx.saved_tensors
-        result: Tensor = _Once.apply(tangent.gather(-1, index), scores)
-        return result
-
-
-class _Once(torch.autograd.Function):
-    """A derivative with respect to the scores, which refuses to be differentiated again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(derivative: Tensor, scores: Tensor) -> Tensor:
-        return derivative.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError(
-            "noised_topk has no second derivative: with sampled noise its gradient is piecewise "
-            "constant. Use smooth_topk_loss where second derivatives are needed."
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _Once.backward(ctx)
+        return once(tangent.gather(-1, index), scores)

@@ -1,0 +1,120 @@
+"""The one place that decides between the kernels and the reference.
+
+Kernels serve tensors on a CUDA device; everything else, and whatever a kernel cannot do, goes
+through the reference, with the same results.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from topkit.reference.row_blocks import transformed
+
+BACKENDS = ("auto", "kernel", "reference")
+OLDEST_TRITON = (3, 3)
+LARGEST_K = 32
+"""Kernels are written out for each k; beyond it they would take long to compile."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _no_triton() -> str | None:
+    """Why the installed Triton, if any, will not do."""
+    if find_spec("triton") is None:
+        return "an installation without triton"
+    major, minor = (int(part) for part in version("triton").split(".")[:2])
+    if (major, minor) < OLDEST_TRITON:
+        return f"triton {major}.{minor}, older than {'.'.join(map(str, OLDEST_TRITON))}"
+    return None
+
+
+NO_TRITON = _no_triton()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run step by step on the CPU, for tests."""
+
+_backend = "auto"
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Choose who computes, in the whole process, until the block ends.
+
+    Concerns the smooth and the noised loss with class indices, and the operators ``log_esp``,
+    ``topk_marginals`` and ``noised_topk``; the other losses have one implementation.
+
+    Args:
+        name: ``"auto"``: kernels where they can serve (the default); ``"reference"``: plain
+            PyTorch; ``"kernel"``: kernels, and an error where they cannot serve.
+
+    Example:
+        >>> import torch, topkit
+        >>> with topkit.use_backend("reference"):
+        ...     loss = topkit.SmoothTopKLoss()(torch.zeros(1, 10), torch.tensor([3]))
+    """
+    global _backend
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+    before, _backend = _backend, name
+    try:
+        yield
+    finally:
+        _backend = before
+
+
+class LossOptions(NamedTuple):
+    """What a kernel must know of a loss's options."""
+
+    labels: Tensor
+    """(R), int64."""
+    weight: Tensor | None
+    """One per class."""
+    ignore_index: int
+    reduction: str
+    plain: Callable[[Tensor], Tensor]
+    """The same loss of the scores by the reference, for derivatives that no kernel has."""
+
+
+def kernel_serves(scores: Tensor, k: int, obstacle: str | None = None) -> bool:
+    """Whether a kernel computes; raises if one is demanded and cannot.
+
+    Args:
+        scores: what it would compute on.
+        k: the number of heads it would keep.
+        obstacle: what else the call asks for that no kernel does.
+    """
+    if _backend == "reference" or (_backend == "auto" and not scores.is_cuda):
+        return False
+    obstacle = obstacle or _obstacle(scores, k)
+    if obstacle and _backend == "kernel":
+        raise RuntimeError(f'use_backend("kernel"): there is no kernel for {obstacle}')
+    return obstacle is None
+
+
+def _obstacle(scores: Tensor, k: int) -> str | None:
+    if scores.numel() == 0:
+        return "no rows"
+    if scores.dtype not in DTYPES:
+        return f"{scores.dtype}"
+    if k > LARGEST_K:
+        return f"k = {k}, only up to {LARGEST_K}"
+    if max(*scores.shape, *scores.stride()) >= 2**31:
+        return f"shape {tuple(scores.shape)}, more than 2^31"
+    if transformed(scores):
+        return "torch.func, vmap and forward mode"
+    return _missing(scores.device)
+
+
+def _missing(device: torch.device) -> str | None:
+    """Why kernels cannot run on a device at all."""
+    if NO_TRITON:
+        return NO_TRITON
+    if device.type == "cuda" and torch.version.hip is None:
+        return None
+    if device.type == "cpu" and INTERPRETED:
+        return None
+    return f"device {device.type}"

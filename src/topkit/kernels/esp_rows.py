@@ -1,0 +1,106 @@
+"""Second kernels of the operators: from the states of rows to log σ, or to marginal constants."""
+
+import triton
+import triton.language as tl
+
+from topkit.kernels.row_constants import merge_parts, newton, times, without_each_head
+from topkit.kernels.row_state import LOWEST
+
+
+@triton.jit
+def load_sums(state, there, K: tl.constexpr):
+    """The K power sums of a state, each of the shape of ``there``."""
+    sums = ()
+    for j in tl.static_range(K):
+        sums = sums + (tl.load(state + 2 * K + j + tl.zeros(there.shape, tl.int32), there, 0.0),)
+    return sums
+
+
+@triton.jit
+def log_add(a, b):
+    """Log of the sum of exponentials, −inf for two of −inf."""
+    high = tl.maximum(a, b)
+    rest = tl.exp(tl.minimum(a, b) - tl.where(high == float("-inf"), 0.0, high))
+    spoilt = (a != a) | (b != b)
+    return tl.where(spoilt, float("nan"), high + tl.log(1 + rest))
+
+
+@triton.jit(do_not_specialize=("rows", "parts"))
+def log_esp_kernel(
+    states,
+    result,
+    rows,
+    parts,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Log σ_0 … log σ_K of ROWS rows: the heads join in log space, where nothing underflows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    if PARTS > 1:
+        merge_parts(states, row, inside, parts, 1.0, K, SLOTS, ROWS, PARTS)
+    state = states + row * parts * (3 * K + 2)
+    q = newton(load_sums(state, inside, K), K)
+    log_s = ()
+    for j in tl.static_range(K + 1):
+        log_s = log_s + (tl.log(tl.where(q[j] < 0, 0.0, q[j])),)
+
+    lowest = tl.full((ROWS,), float("inf"), tl.float64)
+    for i in range(K):
+        head = tl.load(state + i, inside, 0.0)
+        lowest = tl.where(head < LOWEST, lowest, tl.where(head > lowest, lowest, head))
+    lowest = tl.where(lowest == float("inf"), 0.0, lowest)
+    height = tl.zeros((ROWS,), tl.float64)
+    for i in range(K):
+        head = tl.load(state + i, inside, 0.0)
+        absent = head < LOWEST
+        rise = tl.where(absent, 0.0, head - lowest)
+        height += rise
+        joined = (tl.where(absent, log_s[0], log_s[0] - rise),)
+        for j in tl.static_range(1, K + 1):
+            with_head = log_add(log_s[j] - rise, log_s[j - 1])
+            joined = joined + (tl.where(absent, log_s[j], with_head),)
+        log_s = joined
+    for j in tl.static_range(K + 1):
+        value = tl.where(log_s[j] == float("-inf"), log_s[j], log_s[j] + height + j * lowest)
+        tl.store(result + row * (K + 1) + j, value, inside)
+
+
+@triton.jit(do_not_specialize=("rows", "parts"))
+def marginal_constants_kernel(
+    states,
+    rows,
+    parts,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Replace states by the constants of ``π_i = u_i Σ_m (−u_i)^m S_{K−1−m} / S_K``."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    if PARTS > 1:
+        merge_parts(states, row, inside, parts, 1.0, K, SLOTS, ROWS, PARTS)
+    constants = states + row * parts * (3 * K + 2)
+    slots = tl.arange(0, SLOTS)[None, :]
+    kept = inside[:, None] & (slots < K)
+    threshold = tl.load(constants + 3 * K, inside, 0.0)[:, None]
+    heads = tl.load(constants[:, None] + slots, kept, 0.0)
+    inverted = tl.exp(threshold - tl.where(heads < threshold, threshold, heads))
+    sums = load_sums(constants[:, None], kept, K)
+    tl.debug_barrier()
+    tl.store(constants[:, None] + slots, inverted, kept)
+    tl.debug_barrier()
+    product = without_each_head(newton(sums, K), constants, kept, K)
+    whole = times(product, inverted, K)
+    over = 1 / whole[K]
+    of_tail = over
+    for j in tl.static_range(1, K + 1):
+        c = whole[K - j] * over
+        of_tail = tl.where(slots == j - 1, c if j % 2 == 1 else -c, of_tail)
+    tl.debug_barrier()
+    tl.store(constants[:, None] + slots, product[K - 1] * over, kept)
+    tl.store(constants[:, None] + 2 * K + slots, of_tail, kept)
+    tl.store(constants + 3 * K + 1, tl.full((ROWS,), 1.0, tl.float64), inside)

@@ -1,0 +1,75 @@
+r"""Third kernel: one more read of the scores, one write of the gradient.
+
+``∂/∂s_i = Σ_j c_j u_i^j`` for the tail, by Horner's rule; the heads and the label, whose values are
+known, are written over it. Marginal probabilities have the same form, and are written here too.
+"""
+
+import triton
+import triton.language as tl
+
+from topkit.kernels.row_state import relative
+
+
+@triton.jit(
+    do_not_specialize=("rows", "columns", "stride", "parts", "outgoing_stride"),
+    do_not_specialize_on_alignment=("labels", "outgoing"),
+)
+def gradient_kernel(
+    scores,
+    labels,
+    states,
+    outgoing,
+    summary,
+    gradient,
+    rows,
+    columns,
+    stride,
+    parts,
+    outgoing_stride,
+    rate,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    HAS_LABEL: tl.constexpr,
+    MEAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradient of ROWS rows and BLOCK columns, scaled by the outgoing gradient."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    begin = tl.program_id(1) * BLOCK
+    column = begin + tl.arange(0, BLOCK)[None, :]
+    there = inside[:, None] & (column < columns)
+    constants = states + row * parts * (3 * K + 2)
+
+    scale = tl.load(outgoing + row * outgoing_stride, inside, 0.0).to(tl.float64)
+    if MEAN:
+        scale = scale / tl.load(summary + 1)
+    threshold = tl.load(constants + 3 * K, inside, 0.0).to(tl.float32)
+    line = scores + row[:, None] * tl.multiple_of(stride, ALIGNED)
+    x = tl.load(line + column, there, float("-inf")).to(tl.float32)
+    u = relative(x, threshold[:, None], rate, PRECISION)
+    c = tl.load(constants + 3 * K - 1, inside, 0.0) * scale
+    value = u * c.to(u.dtype)[:, None]
+    for j in tl.static_range(1, K):
+        c = tl.load(constants + 3 * K - 1 - j, inside, 0.0) * scale
+        value = (value + c.to(u.dtype)[:, None]) * u
+    of_label = tl.load(constants + 3 * K + 1, inside, 0.0) * scale
+    value = tl.where((of_label == 0)[:, None], 0.0, value)
+    out = gradient + row[:, None] * tl.multiple_of(columns, ALIGNED)
+    tl.store(out + column, value, there)
+
+    tl.debug_barrier()
+    end = tl.minimum(begin + BLOCK, columns)
+    slots = tl.arange(0, SLOTS)[None, :]
+    kept = inside[:, None] & (slots < K)
+    place = tl.load(constants[:, None] + K + slots, kept, -1.0).to(tl.int32)
+    here = (place >= begin) & (place < end)
+    of_head = tl.load(constants[:, None] + slots, here, 0.0) * scale[:, None]
+    tl.store(out + place, of_head, here)
+    if HAS_LABEL:
+        label = tl.load(labels + row, inside, -1)
+        here = (label >= begin) & (label < end)
+        tl.store(gradient + row * columns + label, of_label, here)

@@ -1,0 +1,186 @@
+"""The noised top-k and its loss on a GPU: no tensor of noise, sparse gradients."""
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkit.dispatch import LossOptions
+from topkit.kernels.launch import launch
+from topkit.kernels.noised_rows import noised_gradient_kernel, noised_kernel
+from topkit.kernels.rows import power_of_two
+from topkit.kernels.smooth import per_class
+from topkit.reference.once import once
+from topkit.reference.row_blocks import needs_plain_backward
+
+PROGRAMS = 4096
+"""Enough to fill a GPU; each takes several rows."""
+TILE = 32
+GRADIENT_ROWS = 8
+
+
+def noised_topk(
+    scores: Tensor, k: int, epsilon: float, samples: int, generator: torch.Generator | None
+) -> Tensor:
+    """The k-th largest noised score of (R, n) scores, averaged over samples, (R)."""
+    seed = draw_seed(scores, generator)
+    result: Tensor = _Noised.apply(
+        scores if scores.stride(1) == 1 else scores.contiguous(),
+        seed,
+        None,
+        None,
+        None,
+        k,
+        epsilon,
+        samples,
+        0.0,
+        1.0,
+        0,
+        "none",
+    )
+    return result
+
+
+def noised_loss(
+    scores: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    margin: float | Tensor,
+    scale: float,
+    generator: torch.Generator | None,
+    options: LossOptions,
+) -> Tensor:
+    """The reduced loss of (R, n) scores with the (k + 1)-th largest, or with "none" (R) losses."""
+    labels, weight, ignore_index, reduction, _ = options
+    seed = draw_seed(scores, generator)
+    result: Tensor = _Noised.apply(
+        scores if scores.stride(1) == 1 else scores.contiguous(),
+        seed,
+        labels,
+        per_class(margin, scores),
+        None if weight is None else weight.float().contiguous(),
+        k + 1,
+        epsilon,
+        samples,
+        0.0 if isinstance(margin, Tensor) else margin,
+        scale,
+        ignore_index,
+        reduction,
+    )
+    return result
+
+
+def draw_seed(scores: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A seed that stays on the device: nothing waits for it, and a CUDA graph draws it anew."""
+    return torch.randint(2**62, (1,), generator=generator, device=scores.device)
+
+
+class _Noised(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        seed: Tensor,
+        labels: Tensor | None,
+        margins: Tensor | None,
+        weight: Tensor | None,
+        k: int,
+        epsilon: float,
+        samples: int,
+        margin: float,
+        scale: float,
+        ignore_index: int,
+        reduction: str,
+    ) -> Tensor:
+        rows, columns = scores.shape
+        programs = min(rows, PROGRAMS)
+        block = min(1024, max(32, power_of_two(columns)))
+        candidates = scores.new_empty(programs * 2 * block, dtype=torch.int32)
+        chosen = scores.new_empty((rows, samples), dtype=torch.int32)
+        slopes = scores.new_empty(rows, dtype=torch.float32)
+        summary = scores.new_empty(2 + 2 * programs, dtype=torch.float64)
+        if reduction != "none":
+            summary[:1].zero_()
+        result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
+        launch(
+            noised_kernel,
+            (programs, 1, 1),
+            (
+                scores,
+                scores if labels is None else labels,
+                scores if margins is None else margins,
+                scores if weight is None else weight,
+                seed,
+                candidates,
+                chosen,
+                slopes,
+                summary,
+                result,
+                rows,
+                columns,
+                scores.stride(0),
+                samples,
+                float(epsilon),
+                float(margin),
+                float(scale),
+                ignore_index,
+            ),
+            (
+                k,
+                max(2, power_of_two(k)),
+                max(4, power_of_two(samples)),
+                labels is not None,
+                margins is not None,
+                weight is not None,
+                reduction,
+                gcd(scores.stride(0), 16),
+                block,
+                TILE,
+            ),
+            1,
+            scores,
+        )
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(scores, labels, chosen, slopes, summary)
+            ctx.samples, ctx.mean = samples, reduction == "mean"
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (outgoing,) = gradients
+        scores, *_ = ctx.saved_tensors
+        if needs_plain_backward(outgoing):
+            whole = _gradient(ctx, scores.new_ones((), dtype=torch.float32))
+            each = outgoing.unsqueeze(-1) if outgoing.dim() else outgoing
+            result = once(whole * each.to(whole.dtype), scores)
+        else:
+            result = _gradient(ctx, outgoing)
+        return result, *(None,) * 11
+
+
+def _gradient(ctx: Any, outgoing: Tensor) -> Tensor:
+    scores, labels, chosen, slopes, summary = ctx.saved_tensors
+    rows, columns = scores.shape
+    result = torch.zeros_like(scores, memory_format=torch.contiguous_format)
+    launch(
+        noised_gradient_kernel,
+        (-(-rows // GRADIENT_ROWS), 1, 1),
+        (
+            chosen if labels is None else labels,
+            chosen,
+            slopes,
+            outgoing,
+            summary,
+            result,
+            rows,
+            columns,
+            ctx.samples,
+            outgoing.stride(0) if outgoing.dim() else 0,
+        ),
+        (max(4, power_of_two(ctx.samples)), labels is not None, ctx.mean, GRADIENT_ROWS),
+        1,
+        scores,
+    )
+    return result

@@ -1,0 +1,230 @@
+r"""Second kernel: from the states of rows to their losses and the constants of their gradients.
+
+Newton's identities give the tail's polynomial Q(X); multiplied by ``v_i + X`` for every head i it
+is S(X). A tile has one column for each head, in which that head is left out: all terms of these
+products are positive, and one factor more gives S. The last program to finish adds up the losses
+of all, in a fixed order.
+
+The constants of a row take the place of its (first) state: slopes of the heads, their classes,
+coefficients of the tail, threshold, slope of the label.
+"""
+
+import triton
+import triton.language as tl
+
+from topkit.kernels.row_state import as_score, no_heads, take_heads
+
+
+@triton.jit
+def merge_parts(
+    states,
+    row,
+    inside,
+    parts,
+    temperature,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Merge the states of a row's pieces into the first."""
+    SIZE: tl.constexpr = 3 * K + 2
+    entry = tl.arange(0, PARTS * SLOTS)[None, :]
+    part = entry // SLOTS
+    slot = entry % SLOTS
+    there = inside[:, None] & (part < parts) & (slot < K)
+    state = states + (row[:, None] * parts + part) * SIZE
+    x = tl.load(state + slot, there, float("-inf")).to(tl.float32)
+    classes = tl.load(state + K + slot, there, -1.0).to(tl.int32)
+    keys, places = no_heads(ROWS, K, SLOTS)
+    x, keys, places, threshold = take_heads(x, classes, keys, places)
+
+    part = tl.arange(0, PARTS)[None, :]
+    there = inside[:, None] & (part < parts)
+    state = states + (row[:, None] * parts + part) * SIZE
+    base = tl.load(state + 3 * K, there, float("-inf"))
+    factor = tl.exp((base - threshold[:, None]) / temperature)
+    # Heads of pieces that are not heads of the row belong to its tail.
+    u = tl.exp((x - threshold[:, None]).to(tl.float64) / temperature)
+    first = states + row * parts * SIZE
+    factor_power, power = factor, u
+    for j in tl.static_range(K):
+        p = tl.load(state + 2 * K + j, there, 0.0)
+        total = tl.sum(p * factor_power, 1) + tl.sum(power, 1)
+        tl.debug_barrier()
+        tl.store(first + 2 * K + j, total, inside)
+        factor_power, power = factor_power * factor, power * u
+    slots = tl.arange(0, SLOTS)[None, :]
+    kept = inside[:, None] & (slots < K)
+    tl.store(first[:, None] + slots, as_score(keys), kept)
+    tl.store(first[:, None] + K + slots, places, kept)
+    tl.store(first + 3 * K, threshold, inside)
+    tl.debug_barrier()
+
+
+@triton.jit
+def newton(sums, K: tl.constexpr):
+    """``q_j = (1/j) Σ_{i=1..j} (−1)^{i−1} q_{j−i} p_i`` for j = 0..K."""
+    one = tl.full((), 1.0, tl.float64)
+    q = (sums[0] * 0 + 1,)
+    for j in tl.static_range(1, K + 1):
+        total = sums[0] * q[j - 1]
+        for i in tl.static_range(2, j + 1):
+            if i % 2 == 1:
+                total = total + sums[i - 1] * q[j - i]
+            else:
+                total = total - sums[i - 1] * q[j - i]
+        q = q + (total * (one / j),)
+    return q
+
+
+@triton.jit
+def times(product, v, K: tl.constexpr):
+    """Coefficients 0..K of a polynomial times ``v + X``."""
+    result = (v * product[0],)
+    for j in tl.static_range(1, K + 1):
+        result = result + (v * product[j] + product[j - 1],)
+    return result
+
+
+@triton.jit
+def without_each_head(q, inverted, there, K: tl.constexpr):
+    """Coefficients 0..K of ``Q(X) Π_{i≠m} (v_i + X)``, (R, SLOTS), for v in memory."""
+    product = q
+    member = tl.arange(0, there.shape[1])[None, :]
+    for i in range(1, K):
+        v = tl.load(inverted[:, None] + (member + i) % K, there, 0.0)
+        product = times(product, v, K)
+    return product
+
+
+@triton.jit
+def softplus(z):
+    """log(1 + exp(z)), to the last digit also where it is small."""
+    e = tl.exp(-tl.abs(z))
+    w = 1 + e
+    small = tl.where(w == 1, e, tl.log(w) * (e / tl.where(w == 1, 1.0, w - 1)))
+    return tl.where(z > 0, z, 0.0) + small
+
+
+@triton.jit
+def scaled(value, slope):
+    """``value · slope``, 0 where the slope is, whatever the value."""
+    return tl.where(slope == 0, 0.0, value * slope)
+
+
+@triton.jit
+def add_up(summary, result, value, weight, MEAN: tl.constexpr, CHUNK: tl.constexpr):
+    """Leave this program's sums; the last program to come adds up those of all.
+
+    The summary holds a counter, the total weight, and two sums for each program.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    tl.store(summary + 2 + 2 * program, value)
+    tl.store(summary + 3 + 2 * program, weight)
+    tl.debug_barrier()
+    if tl.atomic_add(summary, 1.0) == programs - 1:
+        chunk = tl.arange(0, CHUNK)
+        values = tl.zeros((CHUNK,), tl.float64)
+        weights = tl.zeros((CHUNK,), tl.float64)
+        for begin in range(0, programs, CHUNK):
+            there = begin + chunk < programs
+            at = summary + 2 + 2 * (begin + chunk)
+            values += tl.load(at, there, 0.0, cache_modifier=".cg")
+            weights += tl.load(at + 1, there, 0.0, cache_modifier=".cg")
+        total = tl.sum(weights, 0)
+        loss = tl.sum(values, 0)
+        tl.store(summary + 1, total)
+        tl.store(result, loss / total if MEAN else loss)
+
+
+@triton.jit(
+    do_not_specialize=("rows", "columns", "stride", "parts", "ignore_index"),
+    do_not_specialize_on_alignment=("labels", "margins", "weights"),
+)
+def row_constants_kernel(
+    scores,
+    labels,
+    margins,
+    weights,
+    states,
+    summary,
+    result,
+    rows,
+    columns,
+    stride,
+    parts,
+    tau,
+    tau_rest,
+    margin,
+    margin_rest,
+    ignore_index,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_MARGINS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    REDUCTION: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Losses of ROWS rows, reduced, and the constants of their gradients."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    label = tl.load(labels + row, inside, 0)
+    counted = inside & (label != ignore_index)
+    legal = counted & (label >= 0) & (label < columns)
+    of_label = tl.load(scores + row * stride + label, legal, float("nan")).to(tl.float64)
+    if HAS_MARGINS:
+        alpha = tl.load(margins + label, legal, 0.0).to(tl.float64)
+    else:
+        alpha = tl.cast(margin, tl.float64) + margin_rest
+    if HAS_WEIGHTS:
+        weight = tl.load(weights + label, legal, 0.0).to(tl.float64)
+    else:
+        weight = tl.full((ROWS,), 1.0, tl.float64)
+    weight = tl.where(counted, weight, 0.0)
+
+    tau = tl.cast(tau, tl.float64) + tau_rest
+    if PARTS > 1:
+        merge_parts(states, row, inside, parts, K * tau, K, SLOTS, ROWS, PARTS)
+    constants = states + row * parts * (3 * K + 2)
+    slots = tl.arange(0, SLOTS)[None, :]
+    kept = inside[:, None] & (slots < K)
+    threshold = tl.load(constants + 3 * K, inside, 0.0)
+    heads = tl.load(constants[:, None] + slots, kept, 0.0)
+    height = tl.where(heads < threshold[:, None], threshold[:, None], heads)
+    inverted = tl.exp((threshold[:, None] - height) / (K * tau))
+    tl.debug_barrier()
+    tl.store(constants[:, None] + slots, inverted, kept)
+    tl.debug_barrier()
+    powers = tl.load(constants[:, None] + 2 * K + slots, kept, 0.0)
+    sums = ()
+    for j in tl.static_range(K):
+        p = tl.sum(tl.where(slots == j, powers, 0.0), 1)[:, None]
+        sums = sums + (tl.broadcast_to(p, (ROWS, SLOTS)),)
+    product = without_each_head(newton(sums, K), constants, kept, K)
+    whole = times(product, inverted, K)
+    upper = tl.sum(tl.where(slots == 0, whole[K], 0.0), 1)
+    lower = tl.sum(tl.where(slots == 0, whole[K - 1], 0.0), 1)
+
+    gap = (threshold - of_label) / K + tau * tl.log(upper / lower) + alpha
+    z = gap / tau
+    loss = tl.where(counted, tau * softplus(z) * weight, 0.0)
+    slope = tl.where(counted, weight / (K * (1 + tl.exp(-z))), 0.0)
+
+    up, low, slopes = (1 / upper)[:, None], (1 / lower)[:, None], slope[:, None]
+    of_heads = inverted * (product[K - 1] * low - product[K] * up)
+    tl.debug_barrier()
+    tl.store(constants[:, None] + slots, scaled(of_heads, slopes), kept)
+    of_tail = of_heads
+    for j in tl.static_range(1, K + 1):
+        c = whole[K - j] * up
+        if j < K:
+            c = c - whole[K - 1 - j] * low
+        of_tail = tl.where(slots == j - 1, c if j % 2 == 1 else -c, of_tail)
+    tl.store(constants[:, None] + 2 * K + slots, scaled(of_tail, slopes), kept)
+    tl.store(constants + 3 * K + 1, -slope, inside)
+    if REDUCTION == "none":
+        tl.store(result + row, loss, inside)
+    else:
+        add_up(summary, result, tl.sum(loss, 0), tl.sum(weight, 0), REDUCTION == "mean", 1024)

@@ -1,0 +1,168 @@
+r"""First kernel: one read of the scores, O(k) numbers kept for each row.
+
+The state of a row, or of one of several pieces of it, is what ``reference/power_sums.py`` calls
+heads and power sums: the k largest scores with their classes, the threshold t (the smallest of
+them), and ``p_j = Σ_tail exp(j (s − t) / temperature)``. A row is read tile by tile. Scores above
+the threshold so far change places with the smallest head, which thereby joins the tail; a risen
+threshold rescales the sums. States of several pieces merge in the same way.
+
+A state is ``3k + 2`` numbers of float64: heads, their classes, sums, threshold, and room for one.
+"""
+
+import triton
+import triton.language as tl
+
+NOWHERE = tl.constexpr(2**31 - 1)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+"""A finite stand-in for −inf as the threshold, as in the reference."""
+ABSENT = tl.constexpr(-2139095041)
+"""−inf as an ordered integer."""
+
+
+@triton.jit
+def flipped(bits):
+    """Float bits to integers of the same order, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def as_key(x):
+    """Integers in the order of the floats: a warp finds their maximum in one instruction."""
+    return flipped(x.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def as_score(key):
+    """The float of an ordered integer."""
+    return flipped(key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def no_heads(ROWS: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr):
+    """Keys and places of K absent heads, in slots of which the others are never the smallest."""
+    empty = tl.where(tl.arange(0, SLOTS)[None, :] < K, ABSENT, NOWHERE)
+    return tl.broadcast_to(empty, (ROWS, SLOTS)), tl.full((ROWS, SLOTS), -1, tl.int32)
+
+
+@triton.jit
+def take_heads(x, classes, heads, places):
+    """Exchange the scores of a tile (R, B) that exceed the smallest of the heads (R, SLOTS)."""
+    least = tl.min(heads, 1)
+    if tl.max((tl.max(x, 1) > as_score(least)).to(tl.int32), 0) > 0:
+        slots = tl.arange(0, heads.shape[1])[None, :]
+        keys = as_key(x)
+        best = tl.max(keys, 1)
+        while tl.max((best > least).to(tl.int32), 0) > 0:
+            enters = (best > least)[:, None]
+            place = tl.min(tl.where(keys == best[:, None], classes, NOWHERE), 1)
+            slot = tl.min(tl.where(heads == least[:, None], slots, NOWHERE), 1)
+            keys = tl.where(enters & (classes == place[:, None]), least[:, None], keys)
+            taken = enters & (slots == slot[:, None])
+            heads = tl.where(taken, best[:, None], heads)
+            places = tl.where(taken, place[:, None], places)
+            least = tl.min(heads, 1)
+            best = tl.max(keys, 1)
+        x = as_score(keys)
+    return x, heads, places, tl.maximum(as_score(least), LOWEST)
+
+
+@triton.jit
+def relative(x, threshold, rate, PRECISION: tl.constexpr):
+    """``exp((x − threshold) / temperature)`` for ``rate`` = log2(e) / temperature.
+
+    PRECISION 0: float32; 1: rounded to float32, held as float64; 2: float64, temperature 1.
+    """
+    if PRECISION == 2:
+        return tl.exp(x.to(tl.float64) - threshold)
+    u = tl.exp2((x - threshold) * rate)
+    if PRECISION == 1:
+        u = u.to(tl.float64)
+    return u
+
+
+@triton.jit
+def add_powers(sums, u, K: tl.constexpr):
+    """Add ``Σ u^j``, j = 1..K, to the sums."""
+    result = (sums[0] + tl.sum(u, 1),)
+    power = u
+    for j in tl.static_range(1, K):
+        power = power * u
+        result = result + (sums[j] + tl.sum(power, 1),)
+    return result
+
+
+@triton.jit
+def rescaled(sums, factor, K: tl.constexpr):
+    """``p_j · factor^j``: the sums seen from another threshold."""
+    result = (sums[0] * factor,)
+    power = factor
+    for j in tl.static_range(1, K):
+        power = power * factor
+        result = result + (sums[j] * power,)
+    return result
+
+
+@triton.jit(
+    do_not_specialize=("rows", "columns", "stride", "piece"),
+    do_not_specialize_on_alignment=("labels",),
+)
+def row_state_kernel(
+    scores,
+    labels,
+    states,
+    summary,
+    rows,
+    columns,
+    stride,
+    piece,
+    rate,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    HAS_LABEL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """State of columns ``piece·i`` to ``piece·(i + 1)`` of ROWS rows.
+
+    ``rate`` is log2(e) / temperature. Also sets the counter of the second kernel, the first number
+    of the summary, to 0.
+    """
+    first = tl.program_id(0)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    if first + part == 0:
+        tl.store(summary, 0.0)
+    row = first * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    if HAS_LABEL:
+        label = tl.load(labels + row, inside, -1)
+    start = part * piece
+    end = tl.minimum(start + piece, columns)
+    line = scores + row.to(tl.int64)[:, None] * tl.multiple_of(stride, ALIGNED)
+
+    heads, places = no_heads(ROWS, K, SLOTS)
+    base = tl.full((ROWS,), LOWEST, tl.float32)
+    sums = ()
+    for _ in tl.static_range(K):
+        sums = sums + (tl.zeros((ROWS,), tl.float64),)
+    for begin in range(start, end, BLOCK):
+        column = tl.multiple_of(begin, BLOCK) + tl.arange(0, BLOCK)[None, :]
+        present = inside[:, None] & (column < end)
+        x = tl.load(line + column, present, float("-inf")).to(tl.float32)
+        if HAS_LABEL:
+            x = tl.where(column == label[:, None], float("-inf"), x)
+        classes = tl.broadcast_to(column, (ROWS, BLOCK))
+        x, heads, places, threshold = take_heads(x, classes, heads, places)
+        sums = rescaled(sums, relative(base, threshold, rate, PRECISION).to(tl.float64), K)
+        base = threshold
+        sums = add_powers(sums, relative(x, base[:, None], rate, PRECISION), K)
+
+    slots = tl.arange(0, SLOTS)[None, :]
+    state = states + (row.to(tl.int64) * parts + part) * (3 * K + 2)
+    kept = inside[:, None] & (slots < K)
+    tl.store(state[:, None] + slots, as_score(heads), kept)
+    tl.store(state[:, None] + K + slots, places, kept)
+    for j in tl.static_range(K):
+        tl.store(state + 2 * K + j, sums[j], inside)
+    tl.store(state + 3 * K, base, inside)

@@ -1,0 +1,120 @@
+r"""The smooth top-k loss on a GPU: two reads of the logits, one write of their gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topkit.dispatch import LossOptions
+from topkit.kernels.launch import launch
+from topkit.kernels.row_constants import row_constants_kernel
+from topkit.kernels.rows import gradient, plan, row_states
+from topkit.reference.row_blocks import needs_plain_backward, plain_backward
+
+
+def smooth_loss(
+    scores: Tensor, k: int, tau: float, margin: float | Tensor, options: LossOptions
+) -> Tensor:
+    """The reduced loss of (R, n) scores, or with "none" (R) losses, in float32."""
+    labels, weight, ignore_index, reduction, plain = options
+    result: Tensor = _SmoothLoss.apply(
+        scores if scores.stride(1) == 1 else scores.contiguous(),
+        labels,
+        per_class(margin, scores),
+        None if weight is None else weight.float().contiguous(),
+        k,
+        tau,
+        0.0 if isinstance(margin, Tensor) else margin,
+        ignore_index,
+        reduction,
+        None if torch.compiler.is_compiling() else plain,
+    )
+    return result
+
+
+def per_class(margin: float | Tensor, scores: Tensor) -> Tensor | None:
+    """Margins in float32, or None for a number."""
+    if not isinstance(margin, Tensor):
+        return None
+    return margin.float().expand(scores.shape[1]).contiguous()
+
+
+class _SmoothLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        labels: Tensor,
+        margins: Tensor | None,
+        weight: Tensor | None,
+        k: int,
+        tau: float,
+        margin: float,
+        ignore_index: int,
+        reduction: str,
+        plain: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        rows, columns = scores.shape
+        tiles = plan(rows, columns, k)
+        programs = -(-rows // tiles.constant_rows)
+        summary = scores.new_empty(2 + 2 * programs, dtype=torch.float64)
+        states = row_states(scores, labels, k, k * tau, tiles, summary)
+        result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
+        launch(
+            row_constants_kernel,
+            (programs, 1, 1),
+            (
+                scores,
+                labels,
+                scores if margins is None else margins,
+                scores if weight is None else weight,
+                states,
+                summary,
+                result,
+                rows,
+                columns,
+                scores.stride(0),
+                tiles.parts,
+                *halves(tau),
+                *halves(margin),
+                ignore_index,
+            ),
+            (
+                k,
+                tiles.slots,
+                tiles.merged,
+                margins is not None,
+                weight is not None,
+                reduction,
+                tiles.constant_rows,
+            ),
+            1,
+            scores,
+        )
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(scores, labels, states, summary)
+            ctx.k, ctx.temperature, ctx.reduction, ctx.plain = k, k * tau, reduction, plain
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (outgoing,) = gradients
+        scores, labels, states, summary = ctx.saved_tensors
+        if needs_plain_backward(outgoing):
+            result = plain_backward(lambda s: ctx.plain(s).float(), scores, outgoing)
+        else:
+            divide_by = summary if ctx.reduction == "mean" else None
+            rows, columns = scores.shape
+            tiles = plan(rows, columns, ctx.k)
+            result = gradient(
+                scores, labels, states, outgoing, divide_by, ctx.k, ctx.temperature, tiles
+            )
+        return result, *(None,) * 9
+
+
+def halves(value: float) -> tuple[float, float]:
+    """A number as the sum of two of single precision, in which kernels take their arguments."""
+    high = value * (2.0**29 + 1)
+    high -= high - value  # the 24 leading bits
+    return high, value - high
