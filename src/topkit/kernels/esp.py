@@ -8,7 +8,7 @@ from torch import Tensor
 
 from topkit.kernels.esp_rows import log_esp_kernel, marginal_constants_kernel
 from topkit.kernels.launch import launch
-from topkit.kernels.rows import Tiles, gradient, plan, row_states
+from topkit.kernels.rows import Tiles, gradient, plan, read_states, row_buffer
 from topkit.reference.row_blocks import plain_backward
 
 Operator = Callable[[Tensor], Tensor]
@@ -46,19 +46,20 @@ class _WithPlainBackward(torch.autograd.Function):
 def _states(scores: Tensor, k: int) -> tuple[Tensor, Tiles]:
     rows, columns = scores.shape
     tiles = plan(rows, columns, k, exact=True)
-    counter = scores.new_empty(1, dtype=torch.float64)
-    return row_states(scores, None, k, 1.0, tiles, counter), tiles
+    buffer = row_buffer(scores, k, tiles)
+    read_states(scores, None, k, 1.0, tiles, buffer)
+    return buffer, tiles
 
 
 def _log_esp(scores: Tensor, k: int) -> Tensor:
     rows = scores.shape[0]
-    states, tiles = _states(scores, k)
+    buffer, tiles = _states(scores, k)
     tall = 32 if tiles.parts == 1 else 1
     result = scores.new_empty((rows, k + 1), dtype=torch.float32)
     launch(
         log_esp_kernel,
         (-(-rows // tall), 1, 1),
-        (states, result, rows, tiles.parts),
+        (buffer, result, rows, tiles.parts),
         (k, tiles.slots, tiles.merged, tall),
         1,
         scores,
@@ -68,14 +69,14 @@ def _log_esp(scores: Tensor, k: int) -> Tensor:
 
 def _marginals(scores: Tensor, k: int) -> Tensor:
     rows = scores.shape[0]
-    states, tiles = _states(scores, k)
+    buffer, tiles = _states(scores, k)
     launch(
         marginal_constants_kernel,
         (-(-rows // tiles.constant_rows), 1, 1),
-        (states, rows, tiles.parts),
+        (buffer, rows, tiles.parts),
         (k, tiles.slots, tiles.merged, tiles.constant_rows),
         1,
         scores,
     )
     one = scores.new_ones((), dtype=torch.float32)
-    return gradient(scores, None, states, one, None, k, 1.0, tiles)
+    return gradient(scores, None, buffer, one, False, k, 1.0, tiles)

@@ -27,7 +27,7 @@ def log_add(a, b):
 
 @triton.jit(do_not_specialize=("rows", "parts"))
 def log_esp_kernel(
-    states,
+    buffer,
     result,
     rows,
     parts,
@@ -37,6 +37,7 @@ def log_esp_kernel(
     ROWS: tl.constexpr,
 ):
     """Log σ_0 … log σ_K of ROWS rows: the heads join in log space, where nothing underflows."""
+    states = buffer + 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     if PARTS > 1:
@@ -70,7 +71,7 @@ def log_esp_kernel(
 
 @triton.jit(do_not_specialize=("rows", "parts"))
 def marginal_constants_kernel(
-    states,
+    buffer,
     rows,
     parts,
     K: tl.constexpr,
@@ -79,6 +80,7 @@ def marginal_constants_kernel(
     ROWS: tl.constexpr,
 ):
     """Replace states by the constants of ``π_i = u_i Σ_m (−u_i)^m S_{K−1−m} / S_K``."""
+    states = buffer + 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     if PARTS > 1:

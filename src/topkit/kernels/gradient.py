@@ -17,9 +17,8 @@ from topkit.kernels.row_state import relative
 def gradient_kernel(
     scores,
     labels,
-    states,
+    buffer,
     outgoing,
-    summary,
     gradient,
     rows,
     columns,
@@ -37,18 +36,19 @@ def gradient_kernel(
     BLOCK: tl.constexpr,
 ):
     """Gradient of ROWS rows and BLOCK columns, scaled by the outgoing gradient."""
+    rate = tl.cast(rate, tl.float32)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     begin = tl.program_id(1) * BLOCK
     column = begin + tl.arange(0, BLOCK)[None, :]
     there = inside[:, None] & (column < columns)
-    constants = states + row * parts * (3 * K + 2)
+    constants = buffer + 1 + row * parts * (3 * K + 2)
 
     scale = tl.load(outgoing + row * outgoing_stride, inside, 0.0).to(tl.float64)
     if MEAN:
-        scale = scale / tl.load(summary + 1)
+        scale = scale / tl.load(buffer)
     threshold = tl.load(constants + 3 * K, inside, 0.0).to(tl.float32)
-    line = scores + row[:, None] * tl.multiple_of(stride, ALIGNED)
+    line = scores + row[:, None] * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
     x = tl.load(line + column, there, float("-inf")).to(tl.float32)
     u = relative(x, threshold[:, None], rate, PRECISION)
     c = tl.load(constants + 3 * K - 1, inside, 0.0) * scale
@@ -58,7 +58,7 @@ def gradient_kernel(
         value = (value + c.to(u.dtype)[:, None]) * u
     of_label = tl.load(constants + 3 * K + 1, inside, 0.0) * scale
     value = tl.where((of_label == 0)[:, None], 0.0, value)
-    out = gradient + row[:, None] * tl.multiple_of(columns, ALIGNED)
+    out = gradient + row[:, None] * tl.multiple_of(tl.cast(columns, tl.int64), ALIGNED)
     tl.store(out + column, value, there)
 
     tl.debug_barrier()

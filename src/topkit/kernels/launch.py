@@ -1,11 +1,13 @@
-"""Launches of kernels, without the inspection of arguments that Triton repeats for each."""
+"""Launches of kernels, with little of what Python usually spends on them."""
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+_counters: dict[tuple[int, int], Tensor] = {}
 
 
 def launch(
@@ -16,23 +18,44 @@ def launch(
     warps: int,
     scores: Tensor,
 ) -> None:
-    """Run ``kernel`` over ``grid`` on the device of the scores, ``arguments[0]`` or like it.
+    """Run ``kernel`` over ``grid`` on the device of the scores.
 
     Which compiled version serves is decided by the constants, the scores' dtype and whether their
     memory is aligned, and by nothing else: kernels are declared such that no other argument
-    matters.
+    matters. So a version that is known is launched without looking at the arguments again.
     """
     if torch.compiler.is_compiling() or not scores.is_cuda:
         kernel[grid](*arguments, *constants, num_warps=warps)
         return
     index = scores.get_device()
+    if _several_devices() and torch.cuda.current_device() != index:
+        with torch.cuda.device(index):
+            launch(kernel, grid, arguments, constants, warps, scores)
+        return
     key = (id(kernel), index, scores.dtype, scores.data_ptr() % 16 == 0, constants, warps)
     compiled = _compiled.get(key)
     if compiled is None:
-        with torch.cuda.device(index):
-            _compiled[key] = kernel[grid](*arguments, *constants, num_warps=warps)
-    elif torch.cuda.current_device() == index:
-        compiled[grid](*arguments, *constants)
+        _compiled[key] = kernel[grid](*arguments, *constants, num_warps=warps)
     else:
-        with torch.cuda.device(index):
-            compiled[grid](*arguments, *constants)
+        compiled[grid](*arguments, *constants)
+
+
+@cache
+def _several_devices() -> bool:
+    return torch.cuda.device_count() > 1
+
+
+def zero_counter(scores: Tensor) -> Tensor:
+    """A counter for one launch at a time, which leaves it at 0.
+
+    Launches on one stream follow each other and share theirs. A CUDA graph gets its own, since it
+    may be replayed on any stream.
+    """
+    eager = scores.is_cuda and not torch.compiler.is_compiling()
+    if not eager or torch.cuda.is_current_stream_capturing():
+        return scores.new_zeros(1, dtype=torch.float64)
+    key = (scores.get_device(), torch.cuda.current_stream(scores.device).cuda_stream)
+    counter = _counters.get(key)
+    if counter is None:
+        _counters[key] = counter = scores.new_zeros(1, dtype=torch.float64)
+    return counter

@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from topkit.dispatch import LossOptions
-from topkit.kernels.launch import launch
+from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.noised_rows import noised_gradient_kernel, noised_kernel
-from topkit.kernels.rows import power_of_two
+from topkit.kernels.rows import MOST_PROGRAMS, power_of_two
 from topkit.kernels.smooth import per_class
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
-PROGRAMS = 4096
-"""Enough to fill a GPU; each takes several rows."""
-TILE = 32
+TILE, FEW = 32, 64
+"""Candidates that get their noise together: of many, and of few."""
 GRADIENT_ROWS = 8
 
 
@@ -95,14 +94,12 @@ class _Noised(torch.autograd.Function):
         reduction: str,
     ) -> Tensor:
         rows, columns = scores.shape
-        programs = min(rows, PROGRAMS)
+        programs = min(rows, MOST_PROGRAMS)
         block = min(1024, max(32, power_of_two(columns)))
         candidates = scores.new_empty(programs * 2 * block, dtype=torch.int32)
         chosen = scores.new_empty((rows, samples), dtype=torch.int32)
         slopes = scores.new_empty(rows, dtype=torch.float32)
-        summary = scores.new_empty(2 + 2 * programs, dtype=torch.float64)
-        if reduction != "none":
-            summary[:1].zero_()
+        buffer = scores.new_empty(1 + 2 * programs, dtype=torch.float64)
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
         launch(
             noised_kernel,
@@ -116,7 +113,8 @@ class _Noised(torch.autograd.Function):
                 candidates,
                 chosen,
                 slopes,
-                summary,
+                buffer,
+                zero_counter(scores),
                 result,
                 rows,
                 columns,
@@ -138,12 +136,13 @@ class _Noised(torch.autograd.Function):
                 gcd(scores.stride(0), 16),
                 block,
                 TILE,
+                FEW,
             ),
             1,
             scores,
         )
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(scores, labels, chosen, slopes, summary)
+            ctx.save_for_backward(scores, labels, chosen, slopes, buffer)
             ctx.samples, ctx.mean = samples, reduction == "mean"
         return result
 
@@ -161,7 +160,7 @@ class _Noised(torch.autograd.Function):
 
 
 def _gradient(ctx: Any, outgoing: Tensor) -> Tensor:
-    scores, labels, chosen, slopes, summary = ctx.saved_tensors
+    scores, labels, chosen, slopes, buffer = ctx.saved_tensors
     rows, columns = scores.shape
     result = torch.zeros_like(scores, memory_format=torch.contiguous_format)
     launch(
@@ -172,7 +171,7 @@ def _gradient(ctx: Any, outgoing: Tensor) -> Tensor:
             chosen,
             slopes,
             outgoing,
-            summary,
+            buffer,
             result,
             rows,
             columns,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from topkit.kernels.row_constants import add_up
-from topkit.kernels.row_state import as_score, no_heads, take_heads
+from topkit.kernels.row_state import ABSENT, NOWHERE, as_key, as_score, no_heads, take_heads
 
 FARTHEST = tl.constexpr(6.77)
 """sqrt(2 log 2^33), rounded up."""
@@ -53,6 +53,32 @@ def row_bound(line, columns, epsilon, K: tl.constexpr, SLOTS: tl.constexpr, BLOC
     return tl.max(threshold, 0) - 2 * FARTHEST * epsilon, spoilt
 
 
+@triton.jit
+def noised_scores(
+    line, room, start, found, seed, row, epsilon, SAMPLES: tl.constexpr, TILE: tl.constexpr
+):
+    """The noised scores of TILE candidates, (SAMPLES, TILE), and their classes, (1, TILE)."""
+    entry = start + tl.arange(0, TILE)
+    classes = tl.load(room + entry, entry < found, 0)
+    s = tl.load(line + classes, entry < found, float("-inf")).to(tl.float32)
+    noise = normals(seed, row, classes, SAMPLES, TILE)
+    return s[None, :] + epsilon * noise, classes[None, :]
+
+
+@triton.jit
+def kth_of_tile(noised, classes, K: tl.constexpr):
+    """The K-th largest of each row of a tile (R, B) and its class: K times the next smaller one."""
+    best = tl.max(noised, 1)
+    kth = best
+    taken = tl.sum((noised == best[:, None]).to(tl.int32), 1)
+    for _ in range(K - 1):
+        best = tl.max(tl.where(noised < best[:, None], noised, float("-inf")), 1)
+        kth = tl.where(taken < K, best, kth)
+        taken += tl.sum((noised == best[:, None]).to(tl.int32), 1)
+    place = tl.min(tl.where(noised == kth[:, None], classes, NOWHERE), 1)
+    return kth, tl.where(kth == float("-inf"), -1, place)
+
+
 @triton.jit(
     do_not_specialize=("rows", "columns", "stride", "samples", "ignore_index"),
     do_not_specialize_on_alignment=("labels", "margins", "weights", "seeds"),
@@ -66,7 +92,8 @@ def noised_kernel(
     candidates,
     chosen,
     slopes,
-    summary,
+    buffer,
+    counter,
     result,
     rows,
     columns,
@@ -86,42 +113,57 @@ def noised_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     """The K-th largest noised score, averaged, of every ``programs``-th row; with labels the loss.
 
-    ``candidates`` has room for 2·BLOCK classes for each program.
+    ``candidates`` has room for 2·BLOCK classes for each program. Usually there are few of them; if
+    not, samples keep heads as rows do, from one tile of candidates to the next.
     """
+    epsilon = tl.cast(epsilon, tl.float32)
+    margin = tl.cast(margin, tl.float32)
+    scale = tl.cast(scale, tl.float32)
     seed = tl.load(seeds)
     room = candidates + tl.program_id(0) * (2 * BLOCK)
     sample = tl.arange(0, SAMPLES)
     all_losses = tl.zeros((), tl.float64)
     all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        line = scores + tl.cast(row, tl.int64) * tl.multiple_of(stride, ALIGNED)
+        line = scores + tl.cast(row, tl.int64) * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
         bound, spoilt = row_bound(line, columns, epsilon, K, SLOTS, BLOCK)
         heads, places = no_heads(SAMPLES, K, SLOTS)
+        least = tl.full((SAMPLES,), ABSENT, tl.int32)
+        place = tl.full((SAMPLES,), -1, tl.int32)
         found = 0
+        before = 0
         for begin in range(0, columns, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
             near = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
             tl.store(room + found + tl.cumsum(near, 0) - 1, column, near > 0)
             found += tl.sum(near, 0)
-            if (found > BLOCK) | (begin + BLOCK >= columns):
+            last = begin + BLOCK >= columns
+            if last & (found <= FEW) & (before == 0):
+                tl.debug_barrier()
+                noised, classes = noised_scores(
+                    line, room, 0, found, seed, row, epsilon, SAMPLES, FEW
+                )
+                kth, place = kth_of_tile(noised, classes, K)
+                least = as_key(kth)
+                tl.debug_barrier()
+            elif last | (found > BLOCK):
                 tl.debug_barrier()
                 for start in range(0, found, TILE):
-                    entry = start + tl.arange(0, TILE)
-                    here = entry < found
-                    classes = tl.load(room + entry, here, 0)
-                    s = tl.load(line + classes, here, float("-inf")).to(tl.float32)
-                    noised = s[None, :] + epsilon * normals(seed, row, classes, SAMPLES, TILE)
-                    noised, heads, places, _ = take_heads(
-                        noised, tl.broadcast_to(classes[None, :], (SAMPLES, TILE)), heads, places
+                    noised, classes = noised_scores(
+                        line, room, start, found, seed, row, epsilon, SAMPLES, TILE
                     )
+                    classes = tl.broadcast_to(classes, (SAMPLES, TILE))
+                    noised, heads, places, _ = take_heads(noised, classes, heads, places)
+                least = tl.min(heads, 1)
+                place = tl.max(tl.where(heads == least[:, None], places, -1), 1)
                 tl.debug_barrier()
+                before += found
                 found = 0
-        least = tl.min(heads, 1)
-        place = tl.max(tl.where(heads == least[:, None], places, -1), 1)
         used = sample < samples
         tl.store(chosen + tl.cast(row, tl.int64) * samples + sample, place, used)
         top = tl.sum(tl.where(used, as_score(least), 0.0), 0) / samples
@@ -151,7 +193,8 @@ def noised_kernel(
         else:
             tl.store(result + row, top)
     if REDUCTION != "none":
-        add_up(summary, result, all_losses, all_weights, REDUCTION == "mean", 1024)
+        partials = buffer + 1
+        add_up(partials, counter, buffer, result, all_losses, all_weights, REDUCTION == "mean")
 
 
 @triton.jit(
@@ -163,7 +206,7 @@ def noised_gradient_kernel(
     chosen,
     slopes,
     outgoing,
-    summary,
+    buffer,
     gradient,
     rows,
     columns,
@@ -188,7 +231,7 @@ def noised_gradient_kernel(
     if HAS_LABEL:
         scale = scale * tl.load(slopes + row, inside, 0.0)
         if MEAN:
-            scale = scale / tl.load(summary + 1).to(tl.float32)
+            scale = scale / tl.load(buffer).to(tl.float32)
         label = tl.load(labels + row, inside, -1)
         hits = tl.sum((used & (place == label[:, None])).to(tl.float32), 1)
         legal = inside & (label >= 0) & (label < columns) & (scale != 0)

@@ -12,7 +12,7 @@ coefficients of the tail, threshold, slope of the label.
 import triton
 import triton.language as tl
 
-from topkit.kernels.row_state import as_score, no_heads, take_heads
+from topkit.kernels.row_state import as_score, no_heads, read_rows, take_heads
 
 
 @triton.jit
@@ -39,23 +39,27 @@ def merge_parts(
     keys, places = no_heads(ROWS, K, SLOTS)
     x, keys, places, threshold = take_heads(x, classes, keys, places)
 
+    # The sums of the pieces seen from the row's threshold, (R, PARTS, SLOTS).
     part = tl.arange(0, PARTS)[None, :]
     there = inside[:, None] & (part < parts)
     state = states + (row[:, None] * parts + part) * SIZE
     base = tl.load(state + 3 * K, there, float("-inf"))
-    factor = tl.exp((base - threshold[:, None]) / temperature)
+    j = tl.arange(0, SLOTS)[None, None, :]
+    some = there[:, :, None] & (j < K)
+    p = tl.load(state[:, :, None] + 2 * K + j, some, 0.0)
+    drop = (base - threshold[:, None]) / temperature
+    sums = tl.sum(p * tl.exp(drop[:, :, None] * (j + 1)), 1)
     # Heads of pieces that are not heads of the row belong to its tail.
     u = tl.exp((x - threshold[:, None]).to(tl.float64) / temperature)
-    first = states + row * parts * SIZE
-    factor_power, power = factor, u
-    for j in tl.static_range(K):
-        p = tl.load(state + 2 * K + j, there, 0.0)
-        total = tl.sum(p * factor_power, 1) + tl.sum(power, 1)
-        tl.debug_barrier()
-        tl.store(first + 2 * K + j, total, inside)
-        factor_power, power = factor_power * factor, power * u
     slots = tl.arange(0, SLOTS)[None, :]
+    power = u
+    for i in tl.static_range(K):
+        sums += tl.where(slots == i, tl.sum(power, 1)[:, None], 0.0)
+        power = power * u
+    first = states + row * parts * SIZE
     kept = inside[:, None] & (slots < K)
+    tl.debug_barrier()
+    tl.store(first[:, None] + 2 * K + slots, sums, kept)
     tl.store(first[:, None] + slots, as_score(keys), kept)
     tl.store(first[:, None] + K + slots, places, kept)
     tl.store(first + 3 * K, threshold, inside)
@@ -114,77 +118,66 @@ def scaled(value, slope):
 
 
 @triton.jit
-def add_up(summary, result, value, weight, MEAN: tl.constexpr, CHUNK: tl.constexpr):
-    """Leave this program's sums; the last program to come adds up those of all.
+def add_up(partials, counter, total, result, value, weight, MEAN: tl.constexpr):
+    """Leave this program's two sums; the last program to come adds up those of all.
 
-    The summary holds a counter, the total weight, and two sums for each program.
+    The counter is 0 before and after.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
-    tl.store(summary + 2 + 2 * program, value)
-    tl.store(summary + 3 + 2 * program, weight)
+    tl.store(partials + 2 * program, value)
+    tl.store(partials + 2 * program + 1, weight)
     tl.debug_barrier()
-    if tl.atomic_add(summary, 1.0) == programs - 1:
-        chunk = tl.arange(0, CHUNK)
-        values = tl.zeros((CHUNK,), tl.float64)
-        weights = tl.zeros((CHUNK,), tl.float64)
-        for begin in range(0, programs, CHUNK):
+    if tl.atomic_add(counter, 1.0) == programs - 1:
+        chunk = tl.arange(0, 256)
+        values = tl.zeros((256,), tl.float64)
+        weights = tl.zeros((256,), tl.float64)
+        for begin in range(0, programs, 256):
             there = begin + chunk < programs
-            at = summary + 2 + 2 * (begin + chunk)
+            at = partials + 2 * (begin + chunk)
             values += tl.load(at, there, 0.0, cache_modifier=".cg")
             weights += tl.load(at + 1, there, 0.0, cache_modifier=".cg")
-        total = tl.sum(weights, 0)
-        loss = tl.sum(values, 0)
-        tl.store(summary + 1, total)
-        tl.store(result, loss / total if MEAN else loss)
+        weight = tl.sum(weights, 0)
+        value = tl.sum(values, 0)
+        tl.store(total, weight)
+        tl.store(result, value / weight if MEAN else value)
+        tl.store(counter, 0.0)
 
 
-@triton.jit(
-    do_not_specialize=("rows", "columns", "stride", "parts", "ignore_index"),
-    do_not_specialize_on_alignment=("labels", "margins", "weights"),
-)
-def row_constants_kernel(
+@triton.jit
+def finish_rows(
     scores,
     labels,
     margins,
     weights,
     states,
-    summary,
-    result,
-    rows,
+    row,
+    inside,
     columns,
     stride,
     parts,
     tau,
-    tau_rest,
-    margin,
-    margin_rest,
+    alpha,
     ignore_index,
     K: tl.constexpr,
     SLOTS: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_MARGINS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
-    REDUCTION: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Losses of ROWS rows, reduced, and the constants of their gradients."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
+    """Losses and weights of rows (R); replaces their states by the constants of the gradient."""
     label = tl.load(labels + row, inside, 0)
     counted = inside & (label != ignore_index)
     legal = counted & (label >= 0) & (label < columns)
     of_label = tl.load(scores + row * stride + label, legal, float("nan")).to(tl.float64)
     if HAS_MARGINS:
-        alpha = tl.load(margins + label, legal, 0.0).to(tl.float64)
-    else:
-        alpha = tl.cast(margin, tl.float64) + margin_rest
+        alpha = alpha + tl.load(margins + label, legal, 0.0).to(tl.float64)
     if HAS_WEIGHTS:
         weight = tl.load(weights + label, legal, 0.0).to(tl.float64)
     else:
         weight = tl.full((ROWS,), 1.0, tl.float64)
     weight = tl.where(counted, weight, 0.0)
 
-    tau = tl.cast(tau, tl.float64) + tau_rest
     if PARTS > 1:
         merge_parts(states, row, inside, parts, K * tau, K, SLOTS, ROWS, PARTS)
     constants = states + row * parts * (3 * K + 2)
@@ -214,17 +207,113 @@ def row_constants_kernel(
 
     up, low, slopes = (1 / upper)[:, None], (1 / lower)[:, None], slope[:, None]
     of_heads = inverted * (product[K - 1] * low - product[K] * up)
-    tl.debug_barrier()
-    tl.store(constants[:, None] + slots, scaled(of_heads, slopes), kept)
     of_tail = of_heads
     for j in tl.static_range(1, K + 1):
         c = whole[K - j] * up
         if j < K:
             c = c - whole[K - 1 - j] * low
         of_tail = tl.where(slots == j - 1, c if j % 2 == 1 else -c, of_tail)
+    tl.debug_barrier()
+    tl.store(constants[:, None] + slots, scaled(of_heads, slopes), kept)
     tl.store(constants[:, None] + 2 * K + slots, scaled(of_tail, slopes), kept)
     tl.store(constants + 3 * K + 1, -slope, inside)
-    if REDUCTION == "none":
-        tl.store(result + row, loss, inside)
-    else:
-        add_up(summary, result, tl.sum(loss, 0), tl.sum(weight, 0), REDUCTION == "mean", 1024)
+    return loss, weight
+
+
+@triton.jit(
+    do_not_specialize=("rows", "columns", "stride", "parts", "ignore_index"),
+    do_not_specialize_on_alignment=("labels", "margins", "weights"),
+)
+def smooth_loss_kernel(
+    scores,
+    labels,
+    margins,
+    weights,
+    buffer,
+    counter,
+    result,
+    rows,
+    columns,
+    stride,
+    parts,
+    tau,
+    tau_rest,
+    margin,
+    margin_rest,
+    rate,
+    ignore_index,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_MARGINS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    REDUCTION: tl.constexpr,
+    READS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Losses of rows, reduced, and the constants of their gradients.
+
+    A program takes every ``programs``-th tile of ROWS rows. READS: it also does the first kernel's
+    work. The buffer holds the total weight, the states of rows, and two sums for each program.
+    """
+    tau = tl.cast(tau, tl.float64) + tau_rest
+    alpha = tl.cast(margin, tl.float64) + margin_rest
+    states = buffer + 1
+    all_losses = tl.zeros((ROWS,), tl.float64)
+    all_weights = tl.zeros((ROWS,), tl.float64)
+    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+        inside = row < rows
+        if READS:
+            read_rows(
+                scores,
+                labels,
+                states + row * (3 * K + 2),
+                row,
+                inside,
+                0,
+                columns,
+                stride,
+                rate,
+                K,
+                SLOTS,
+                True,
+                PRECISION,
+                ALIGNED,
+                ROWS,
+                BLOCK,
+            )
+            tl.debug_barrier()
+        loss, weight = finish_rows(
+            scores,
+            labels,
+            margins,
+            weights,
+            states,
+            row,
+            inside,
+            columns,
+            stride,
+            parts,
+            tau,
+            alpha,
+            ignore_index,
+            K,
+            SLOTS,
+            PARTS,
+            HAS_MARGINS,
+            HAS_WEIGHTS,
+            ROWS,
+        )
+        if REDUCTION == "none":
+            tl.store(result + row, loss, inside)
+        all_losses += loss
+        all_weights += weight
+    if REDUCTION != "none":
+        partials = states + tl.cast(rows, tl.int64) * parts * (3 * K + 2)
+        loss = tl.sum(all_losses, 0)
+        weight = tl.sum(all_weights, 0)
+        add_up(partials, counter, buffer, result, loss, weight, REDUCTION == "mean")

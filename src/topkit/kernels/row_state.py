@@ -73,10 +73,11 @@ def relative(x, threshold, rate, PRECISION: tl.constexpr):
     PRECISION 0: float32; 1: rounded to float32, held as float64; 2: float64, temperature 1.
     """
     if PRECISION == 2:
-        return tl.exp(x.to(tl.float64) - threshold)
-    u = tl.exp2((x - threshold) * rate)
-    if PRECISION == 1:
-        u = u.to(tl.float64)
+        u = tl.exp(x.to(tl.float64) - threshold)
+    else:
+        u = tl.exp2((x - threshold) * rate)
+        if PRECISION == 1:
+            u = u.to(tl.float64)
     return u
 
 
@@ -102,19 +103,16 @@ def rescaled(sums, factor, K: tl.constexpr):
     return result
 
 
-@triton.jit(
-    do_not_specialize=("rows", "columns", "stride", "piece"),
-    do_not_specialize_on_alignment=("labels",),
-)
-def row_state_kernel(
+@triton.jit
+def read_rows(
     scores,
     labels,
-    states,
-    summary,
-    rows,
-    columns,
+    state,
+    row,
+    inside,
+    start,
+    end,
     stride,
-    piece,
     rate,
     K: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -124,23 +122,11 @@ def row_state_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """State of columns ``piece·i`` to ``piece·(i + 1)`` of ROWS rows.
-
-    ``rate`` is log2(e) / temperature. Also sets the counter of the second kernel, the first number
-    of the summary, to 0.
-    """
-    first = tl.program_id(0)
-    part, parts = tl.program_id(1), tl.num_programs(1)
-    if first + part == 0:
-        tl.store(summary, 0.0)
-    row = first * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
+    """Leave at ``state`` (R) the states of columns ``start`` to ``end`` of rows (R)."""
+    rate = tl.cast(rate, tl.float32)
+    line = scores + row[:, None] * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
     if HAS_LABEL:
         label = tl.load(labels + row, inside, -1)
-    start = part * piece
-    end = tl.minimum(start + piece, columns)
-    line = scores + row.to(tl.int64)[:, None] * tl.multiple_of(stride, ALIGNED)
-
     heads, places = no_heads(ROWS, K, SLOTS)
     base = tl.full((ROWS,), LOWEST, tl.float32)
     sums = ()
@@ -159,10 +145,61 @@ def row_state_kernel(
         sums = add_powers(sums, relative(x, base[:, None], rate, PRECISION), K)
 
     slots = tl.arange(0, SLOTS)[None, :]
-    state = states + (row.to(tl.int64) * parts + part) * (3 * K + 2)
     kept = inside[:, None] & (slots < K)
     tl.store(state[:, None] + slots, as_score(heads), kept)
     tl.store(state[:, None] + K + slots, places, kept)
+    all_sums = tl.zeros((ROWS, SLOTS), tl.float64)
     for j in tl.static_range(K):
-        tl.store(state + 2 * K + j, sums[j], inside)
+        all_sums = tl.where(slots == j, sums[j][:, None], all_sums)
+    tl.store(state[:, None] + 2 * K + slots, all_sums, kept)
     tl.store(state + 3 * K, base, inside)
+
+
+@triton.jit(
+    do_not_specialize=("rows", "columns", "stride", "piece"),
+    do_not_specialize_on_alignment=("labels",),
+)
+def row_state_kernel(
+    scores,
+    labels,
+    buffer,
+    rows,
+    columns,
+    stride,
+    piece,
+    rate,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    HAS_LABEL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """States of columns ``piece·i`` to ``piece·(i + 1)`` of ROWS rows, from buffer[1] on.
+
+    ``rate`` is log2(e) / temperature.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    start = part * piece
+    end = tl.minimum(start + piece, columns)
+    state = buffer + 1 + (row * parts + part) * (3 * K + 2)
+    read_rows(
+        scores,
+        labels,
+        state,
+        row,
+        row < rows,
+        start,
+        end,
+        stride,
+        rate,
+        K,
+        SLOTS,
+        HAS_LABEL,
+        PRECISION,
+        ALIGNED,
+        ROWS,
+        BLOCK,
+    )

@@ -13,6 +13,12 @@ from topkit.kernels.row_state import row_state_kernel
 from topkit.reference.limits import LARGEST_K_IN_FLOAT32
 
 LOG2_E = log2(e)
+MOST_PROGRAMS = 4096
+"""Enough to fill a GPU; each takes several tiles."""
+SMALL = 2**22
+"""Up to this many scores a launch costs more than what it does."""
+LARGEST_K_JOINED = 16
+"""Beyond it two kernels use fewer registers, and compile faster, than one."""
 
 
 class Tiles(NamedTuple):
@@ -22,6 +28,8 @@ class Tiles(NamedTuple):
     """Room for the heads, a power of two."""
     precision: int
     """Of the tail and its powers, see ``row_state.relative``."""
+    joined: bool
+    """First and second kernel in one launch."""
     rows: int
     """Rows of a tile of the first kernel."""
     block: int
@@ -35,10 +43,11 @@ class Tiles(NamedTuple):
     """Room for the pieces, a power of two."""
     constant_rows: int
     """Rows of a tile of the second kernel."""
+    programs: int
+    """Programs of the second kernel."""
     gradient_rows: int
     """Rows of a tile of the third kernel."""
     gradient_block: int
-    gradient_warps: int
 
 
 def plan(rows: int, columns: int, k: int, exact: bool = False) -> Tiles:
@@ -49,52 +58,67 @@ def plan(rows: int, columns: int, k: int, exact: bool = False) -> Tiles:
 
 def _plan(rows: int, columns: int, k: int, exact: bool) -> Tiles:
     slots = max(2, power_of_two(k))
-    block = min(1024, max(32, power_of_two(columns)))
-    tiles = -(-columns // block)
-    parts = int(max(1, min(tiles // 2, 4096 // max(rows, 1), 32)))
-    piece = -(-tiles // parts) * block
-    parts = -(-columns // piece)
+    small = rows * columns <= SMALL and columns <= 2**14
+    joined = small and k <= LARGEST_K_JOINED and not exact
+    if joined and columns > 1024:
+        block, warps = 4096, 8
+    else:
+        block, warps = min(512, max(32, power_of_two(columns))), 1
+    parts, piece = 1, columns
+    if not joined:
+        tiles = -(-columns // block)
+        piece = -(-tiles // max(1, min(tiles // 4, 2048 // rows, 32))) * block
+        parts = int(-(-columns // piece))
+    tall = max(1, 256 // block)
+    constant_rows = tall if joined else 1 if parts > 1 else max(1, 32 // slots)
+    gradient_block = min(1024, max(32, power_of_two(columns)))
     return Tiles(
         slots=slots,
         precision=2 if exact else int(k > LARGEST_K_IN_FLOAT32),
-        rows=max(1, 256 // block),
+        joined=joined,
+        rows=tall,
         block=block,
-        warps=1,
+        warps=warps,
         parts=parts,
         piece=piece,
         merged=power_of_two(parts),
-        constant_rows=max(1, 32 // slots) if parts == 1 else 1,
-        gradient_rows=max(1, 512 // block),
-        gradient_block=block,
-        gradient_warps=1 if block < 1024 else 2,
+        constant_rows=constant_rows,
+        programs=min(-(-rows // constant_rows), MOST_PROGRAMS),
+        gradient_rows=max(1, 256 // gradient_block),
+        gradient_block=gradient_block,
     )
 
 
 _remembered_plan = lru_cache(maxsize=1024)(_plan)
 
 
-def row_states(
+def row_buffer(scores: Tensor, k: int, tiles: Tiles) -> Tensor:
+    """Room for a number, the states of rows, and two sums for each program."""
+    size = 1 + scores.shape[0] * tiles.parts * (3 * k + 2) + 2 * tiles.programs
+    return scores.new_empty(size, dtype=torch.float64)
+
+
+def read_states(
     scores: Tensor,
     labels: Tensor | None,
     k: int,
     temperature: float,
     tiles: Tiles,
-    summary: Tensor,
-) -> Tensor:
-    """The states of rows, (R, parts, 3k + 2), and a summary that begins with 0."""
+    buffer: Tensor,
+) -> None:
+    """Write the states of rows into the buffer."""
     rows, columns = scores.shape
-    states = scores.new_empty((rows, tiles.parts, 3 * k + 2), dtype=torch.float64)
+    stride = scores.stride(0)
     launch(
         row_state_kernel,
         (-(-rows // tiles.rows), tiles.parts, 1),
         (
             scores,
             scores if labels is None else labels,
-            states,
-            summary,
+            buffer,
             rows,
             columns,
-            scores.stride(0),
+            stride,
             tiles.piece,
             LOG2_E / temperature,
         ),
@@ -103,28 +127,31 @@ def row_states(
             tiles.slots,
             labels is not None,
             tiles.precision,
-            gcd(scores.stride(0), 16),
+            gcd(stride, 16),
             tiles.rows,
             tiles.block,
         ),
         tiles.warps,
         scores,
     )
-    return states
 
 
 def gradient(
     scores: Tensor,
     labels: Tensor | None,
-    states: Tensor,
+    buffer: Tensor,
     outgoing: Tensor,
-    divide_by: Tensor | None,
+    mean: bool,
     k: int,
     temperature: float,
     tiles: Tiles,
 ) -> Tensor:
-    """The gradient (R, n) from the constants of rows, scaled by the outgoing one, () or (R)."""
+    """The gradient (R, n) from the constants in the buffer, scaled by the outgoing one, () or (R).
+
+    ``mean``: and divided by the buffer's first number.
+    """
     rows, columns = scores.shape
+    stride = scores.stride(0)
     result = torch.empty_like(scores, memory_format=torch.contiguous_format)
     launch(
         gradient_kernel,
@@ -132,13 +159,12 @@ def gradient(
         (
             scores,
             scores if labels is None else labels,
-            states,
+            buffer,
             outgoing,
-            states if divide_by is None else divide_by,
             result,
             rows,
             columns,
-            scores.stride(0),
+            stride,
             tiles.parts,
             outgoing.stride(0) if outgoing.dim() else 0,
             LOG2_E / temperature,
@@ -147,13 +173,13 @@ def gradient(
             k,
             tiles.slots,
             labels is not None,
-            divide_by is not None,
+            mean,
             tiles.precision,
-            gcd(scores.stride(0), columns, 16),
+            gcd(stride, columns, 16),
             tiles.gradient_rows,
             tiles.gradient_block,
         ),
-        tiles.gradient_warps,
+        1,
         scores,
     )
     return result
@@ -161,4 +187,4 @@ def gradient(
 
 def power_of_two(number: int) -> int:
     """The next power of two."""
-    return 1 << (number - 1).bit_length()
+    return 1 << (int(number) - 1).bit_length()

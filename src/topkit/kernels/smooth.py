@@ -1,15 +1,16 @@
 r"""The smooth top-k loss on a GPU: two reads of the logits, one write of their gradient."""
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topkit.dispatch import LossOptions
-from topkit.kernels.launch import launch
-from topkit.kernels.row_constants import row_constants_kernel
-from topkit.kernels.rows import gradient, plan, row_states
+from topkit.kernels.launch import launch, zero_counter
+from topkit.kernels.row_constants import smooth_loss_kernel
+from topkit.kernels.rows import LOG2_E, gradient, plan, read_states, row_buffer
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward
 
 
@@ -57,27 +58,29 @@ class _SmoothLoss(torch.autograd.Function):
     ) -> Tensor:
         rows, columns = scores.shape
         tiles = plan(rows, columns, k)
-        programs = -(-rows // tiles.constant_rows)
-        summary = scores.new_empty(2 + 2 * programs, dtype=torch.float64)
-        states = row_states(scores, labels, k, k * tau, tiles, summary)
+        buffer = row_buffer(scores, k, tiles)
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
+        if not tiles.joined:
+            read_states(scores, labels, k, k * tau, tiles, buffer)
+        stride = scores.stride(0)
         launch(
-            row_constants_kernel,
-            (programs, 1, 1),
+            smooth_loss_kernel,
+            (tiles.programs, 1, 1),
             (
                 scores,
                 labels,
                 scores if margins is None else margins,
                 scores if weight is None else weight,
-                states,
-                summary,
+                buffer,
+                zero_counter(scores),
                 result,
                 rows,
                 columns,
-                scores.stride(0),
+                stride,
                 tiles.parts,
                 *halves(tau),
                 *halves(margin),
+                LOG2_E / (k * tau),
                 ignore_index,
             ),
             (
@@ -87,28 +90,31 @@ class _SmoothLoss(torch.autograd.Function):
                 margins is not None,
                 weight is not None,
                 reduction,
+                tiles.joined,
+                tiles.precision,
+                gcd(stride, 16) if tiles.joined else 1,
                 tiles.constant_rows,
+                tiles.block if tiles.joined else 1,
             ),
-            1,
+            tiles.warps if tiles.joined else 1,
             scores,
         )
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(scores, labels, states, summary)
-            ctx.k, ctx.temperature, ctx.reduction, ctx.plain = k, k * tau, reduction, plain
+            ctx.save_for_backward(scores, labels, buffer)
+            ctx.k, ctx.temperature, ctx.mean, ctx.plain = k, k * tau, reduction == "mean", plain
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (outgoing,) = gradients
-        scores, labels, states, summary = ctx.saved_tensors
+        scores, labels, buffer = ctx.saved_tensors
         if needs_plain_backward(outgoing):
             result = plain_backward(lambda s: ctx.plain(s).float(), scores, outgoing)
         else:
-            divide_by = summary if ctx.reduction == "mean" else None
             rows, columns = scores.shape
             tiles = plan(rows, columns, ctx.k)
             result = gradient(
-                scores, labels, states, outgoing, divide_by, ctx.k, ctx.temperature, tiles
+                scores, labels, buffer, outgoing, ctx.mean, ctx.k, ctx.temperature, tiles
             )
         return result, *(None,) * 9
 
