@@ -1,12 +1,13 @@
 """Launches of kernels, with little of what Python usually spends on them."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_compiled: dict[tuple[Any, ...], Any] = {}
+_known: dict[tuple[Any, ...], Callable[..., None]] = {}
 _counters: dict[tuple[int, int], Tensor] = {}
 
 
@@ -33,16 +34,31 @@ def launch(
             launch(kernel, grid, arguments, constants, warps, scores)
         return
     key = (id(kernel), index, scores.dtype, scores.data_ptr() % 16 == 0, constants, warps)
-    compiled = _compiled.get(key)
-    if compiled is None:
-        _compiled[key] = kernel[grid](*arguments, *constants, num_warps=warps)
+    known = _known.get(key)
+    if known is None:
+        _known[key] = _bare_launch(kernel[grid](*arguments, *constants, num_warps=warps))
     else:
-        compiled[grid](*arguments, *constants)
+        known(grid, current_stream(index), *arguments, *constants)
+
+
+def _bare_launch(compiled: Any) -> Callable[..., None]:
+    """What a compiled kernel does in ``compiled[grid](…)``, without hooks for profilers."""
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def known(grid: tuple[int, int, int], stream: int, *arguments: Any) -> None:
+        run(*grid, stream, function, metadata, None, None, None, *arguments)
+
+    return known
 
 
 @cache
 def _several_devices() -> bool:
     return torch.cuda.device_count() > 1
+
+
+def current_stream(index: int) -> int:
+    """The stream of a device on which this thread launches."""
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 def zero_counter(scores: Tensor) -> Tensor:
@@ -54,7 +70,8 @@ def zero_counter(scores: Tensor) -> Tensor:
     eager = scores.is_cuda and not torch.compiler.is_compiling()
     if not eager or torch.cuda.is_current_stream_capturing():
         return scores.new_zeros(1, dtype=torch.float64)
-    key = (scores.get_device(), torch.cuda.current_stream(scores.device).cuda_stream)
+    index = scores.get_device()
+    key = (index, current_stream(index))
     counter = _counters.get(key)
     if counter is None:
         _counters[key] = counter = scores.new_zeros(1, dtype=torch.float64)

@@ -72,8 +72,9 @@ def newton(sums, K: tl.constexpr):
     one = tl.full((), 1.0, tl.float64)
     q = (sums[0] * 0 + 1,)
     for j in tl.static_range(1, K + 1):
-        total = sums[0] * q[j - 1]
-        for i in tl.static_range(2, j + 1):
+        # The newest q last: what comes before need not wait for it.
+        total = sums[j - 1] if j % 2 == 1 else -sums[j - 1]
+        for i in tl.static_range(j - 1, 0, -1):
             if i % 2 == 1:
                 total = total + sums[i - 1] * q[j - i]
             else:
