@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from topkit._checks import check_count, check_number
-from topkit.dispatch import LossOptions
+from topkit.dispatch import LossOptions, known_call, loss_options, remember, was_served
 from topkit.functional._contract import (
     KernelLoss,
     Options,
@@ -72,6 +72,18 @@ def noised_topk_loss(
         >>> noised_topk_loss(logits, target, k=2, noise=torch.zeros(1, 4, 10))
         tensor(1.)
     """
+    parameters = (k, epsilon, samples, margin, scale)
+    call = known_call(input, target, parameters, options) if noise is None else None
+
+    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
+        from topkit.kernels.noised import noised_loss
+
+        remember(call)
+        return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
+
+    if was_served(call, input):
+        return by_kernel(input, loss_options(target, options))
+
     check_k(k, input)
     check_margin_for(margin, input)
     check_number("scale", scale, positive=True)
@@ -87,11 +99,6 @@ def noised_topk_loss(
         rival = noised_topk(scores, k + 1, epsilon, samples, noise=noise, generator=generator)
         label, m = of_label(scores, labels), margin_of_label(margin, labels)
         return scale * hinge(m, rival.unsqueeze(1), label)
-
-    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
-        from topkit.kernels.noised import noised_loss
-
-        return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
 
     obstacle = kernel_obstacle(samples, noise) or margin_obstacle(margin)
     kernel = KernelLoss(k + 1, obstacle, by_kernel)

@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topkit._checks import check_temperature
-from topkit.dispatch import LossOptions
+from topkit.dispatch import (
+    LossOptions,
+    by_reference,
+    known_call,
+    loss_options,
+    remember,
+    was_served,
+)
 from topkit.functional._contract import (
     KernelLoss,
     Options,
@@ -66,17 +73,24 @@ def smooth_topk_loss(
         >>> smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
         tensor([0.6931, 2.1269])
     """
+    call = known_call(input, target, (k, tau, margin), options)
+
+    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
+        from topkit.kernels.smooth import smooth_loss
+
+        remember(call)
+        return smooth_loss(scores, k, tau, margin, options)
+
+    if was_served(call, input):
+        plain = by_reference(lambda s: smooth_topk_loss(s, target, k, tau, margin, **options))
+        return by_kernel(input, loss_options(target, options, plain))
+
     check_k(k, input)
     check_temperature(tau)
     check_margin_for(margin, input)
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         return smooth_hinge(scores, labels, k, tau, margin)
-
-    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
-        from topkit.kernels.smooth import smooth_loss
-
-        return smooth_loss(scores, k, tau, margin, options)
 
     return classification_loss(
         row_loss,

@@ -3,17 +3,14 @@
 import triton
 import triton.language as tl
 
-from topkit.kernels.row_constants import merge_parts, newton, times, without_each_head
+from topkit.kernels.row_constants import (
+    load_sums,
+    merge_parts,
+    newton,
+    times,
+    without_each_head,
+)
 from topkit.kernels.row_state import LOWEST
-
-
-@triton.jit
-def load_sums(state, there, K: tl.constexpr):
-    """The K power sums of a state, each of the shape of ``there``."""
-    sums = ()
-    for j in tl.static_range(K):
-        sums = sums + (tl.load(state + 2 * K + j + tl.zeros(there.shape, tl.int32), there, 0.0),)
-    return sums
 
 
 @triton.jit

@@ -14,8 +14,8 @@ from topkit.kernels.smooth import per_class
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
-TILE, FEW = 32, 64
-"""Candidates that get their noise together: of many, and of few."""
+TILE = 32
+"""Candidates that get their noise together; twice as many if that is all."""
 GRADIENT_ROWS = 8
 
 
@@ -95,7 +95,7 @@ class _Noised(torch.autograd.Function):
     ) -> Tensor:
         rows, columns = scores.shape
         programs = min(rows, MOST_PROGRAMS)
-        block = min(1024, max(32, power_of_two(columns)))
+        block = min(512, max(32, power_of_two(columns)))
         candidates = scores.new_empty(programs * 2 * block, dtype=torch.int32)
         chosen = scores.new_empty((rows, samples), dtype=torch.int32)
         slopes = scores.new_empty(rows, dtype=torch.float32)
@@ -136,7 +136,6 @@ class _Noised(torch.autograd.Function):
                 gcd(scores.stride(0), 16),
                 block,
                 TILE,
-                FEW,
             ),
             1,
             scores,

@@ -59,17 +59,34 @@ def normals(seed, row, classes, SAMPLES: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def row_bound(line, columns, epsilon, K: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """A score that every chosen class reaches, and whether some score is not a number."""
+def row_bound(
+    line,
+    columns,
+    seed,
+    row,
+    samples,
+    epsilon,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A score that every chosen class reaches, and whether some score is not a number.
+
+    In no sample is the K-th largest below the least of the K largest scores with their noise.
+    """
     heads, places = no_heads(1, K, SLOTS)
-    threshold = tl.full((1,), float("-inf"), tl.float32)
     spoilt = 0
     for begin in range(0, columns, BLOCK):
         column = begin + tl.arange(0, BLOCK)[None, :]
         x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
         spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
-        x, heads, places, threshold = take_heads(x, column, heads, places)
-    return tl.max(threshold, 0) - 2 * FARTHEST * epsilon, spoilt
+        x, heads, places, _ = take_heads(x, column, heads, places)
+    noise = normals(seed, row, tl.reshape(places, (SLOTS,)), SAMPLES, SLOTS)
+    noised = as_score(heads) + epsilon * noise
+    used = (tl.arange(0, SAMPLES)[:, None] < samples) & (tl.arange(0, SLOTS)[None, :] < K)
+    least = tl.min(tl.min(tl.where(used, noised, float("inf")), 1), 0)
+    return least - FARTHEST * epsilon, spoilt
 
 
 @triton.jit
@@ -85,8 +102,19 @@ def noised_scores(
 
 
 @triton.jit
-def kth_of_tile(noised, classes, K: tl.constexpr):
-    """The K-th largest of each row of a tile (R, B) and its class: K times the next smaller one."""
+def kth_of_few(
+    line,
+    room,
+    found,
+    seed,
+    row,
+    epsilon,
+    K: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Key of the K-th largest of all candidates, and its class: K times the next smaller one."""
+    noised, classes = noised_scores(line, room, 0, found, seed, row, epsilon, SAMPLES, TILE)
     best = tl.max(noised, 1)
     kth = best
     taken = tl.sum((noised == best[:, None]).to(tl.int32), 1)
@@ -95,7 +123,7 @@ def kth_of_tile(noised, classes, K: tl.constexpr):
         kth = tl.where(taken < K, best, kth)
         taken += tl.sum((noised == best[:, None]).to(tl.int32), 1)
     place = tl.min(tl.where(noised == kth[:, None], classes, NOWHERE), 1)
-    return kth, tl.where(kth == float("-inf"), -1, place)
+    return as_key(kth), tl.where(kth == float("-inf"), -1, place)
 
 
 @triton.jit(
@@ -132,7 +160,6 @@ def noised_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    FEW: tl.constexpr,
 ):
     """The K-th largest noised score, averaged, of every ``programs``-th row; with labels the loss.
 
@@ -149,7 +176,9 @@ def noised_kernel(
     all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = scores + tl.cast(row, tl.int64) * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
-        bound, spoilt = row_bound(line, columns, epsilon, K, SLOTS, BLOCK)
+        bound, spoilt = row_bound(
+            line, columns, seed, row, samples, epsilon, K, SLOTS, SAMPLES, BLOCK
+        )
         heads, places = no_heads(SAMPLES, K, SLOTS)
         least = tl.full((SAMPLES,), ABSENT, tl.int32)
         place = tl.full((SAMPLES,), -1, tl.int32)
@@ -162,13 +191,16 @@ def noised_kernel(
             tl.store(room + found + tl.cumsum(near, 0) - 1, column, near > 0)
             found += tl.sum(near, 0)
             last = begin + BLOCK >= columns
-            if last & (found <= FEW) & (before == 0):
+            few = last & (before == 0)
+            if few & (found <= TILE):
                 tl.debug_barrier()
-                noised, classes = noised_scores(
-                    line, room, 0, found, seed, row, epsilon, SAMPLES, FEW
+                least, place = kth_of_few(line, room, found, seed, row, epsilon, K, SAMPLES, TILE)
+                tl.debug_barrier()
+            elif few & (found <= 2 * TILE):
+                tl.debug_barrier()
+                least, place = kth_of_few(
+                    line, room, found, seed, row, epsilon, K, SAMPLES, 2 * TILE
                 )
-                kth, place = kth_of_tile(noised, classes, K)
-                least = as_key(kth)
                 tl.debug_barrier()
             elif last | (found > BLOCK):
                 tl.debug_barrier()

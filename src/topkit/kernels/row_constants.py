@@ -67,6 +67,16 @@ def merge_parts(
 
 
 @triton.jit
+def load_sums(state, there, K: tl.constexpr):
+    """The K power sums of states, each of the shape of ``there``."""
+    zero = tl.zeros(there.shape, tl.int32)
+    sums = ()
+    for j in tl.static_range(K):
+        sums = sums + (tl.load(state + (2 * K + j + zero), there, 0.0),)
+    return sums
+
+
+@triton.jit
 def newton(sums, K: tl.constexpr):
     """``q_j = (1/j) Σ_{i=1..j} (−1)^{i−1} q_{j−i} p_i`` for j = 0..K."""
     one = tl.full((), 1.0, tl.float64)
@@ -191,11 +201,7 @@ def finish_rows(
     tl.debug_barrier()
     tl.store(constants[:, None] + slots, inverted, kept)
     tl.debug_barrier()
-    powers = tl.load(constants[:, None] + 2 * K + slots, kept, 0.0)
-    sums = ()
-    for j in tl.static_range(K):
-        p = tl.sum(tl.where(slots == j, powers, 0.0), 1)[:, None]
-        sums = sums + (tl.broadcast_to(p, (ROWS, SLOTS)),)
+    sums = load_sums(constants[:, None], kept, K)
     product = without_each_head(newton(sums, K), constants, kept, K)
     whole = times(product, inverted, K)
     upper = tl.sum(tl.where(slots == 0, whole[K], 0.0), 1)

@@ -63,7 +63,8 @@ def _plan(rows: int, columns: int, k: int, exact: bool) -> Tiles:
     if joined and columns > 1024:
         block, warps = 4096, 8
     else:
-        block, warps = min(512, max(32, power_of_two(columns))), 1
+        widest = 512 if k <= LARGEST_K_IN_FLOAT32 else 256
+        block, warps = min(widest, max(32, power_of_two(columns))), 1
     parts, piece = 1, columns
     if not joined:
         tiles = -(-columns // block)
