@@ -113,7 +113,9 @@ def known_call(
         return None
     if not (isinstance(input, Tensor) and isinstance(target, Tensor) and input.is_cuda):
         return None
-    if input.dtype != torch.float32 or input.dim() != 2 or target.dtype != torch.int64:
+    if input.dtype != torch.float32 or input.dim() != 2:
+        return None
+    if target.dtype != torch.int64 or not target.is_contiguous():
         return None
     if not all(isinstance(value, PLAIN) for value in (*parameters, *options.values())):
         return None

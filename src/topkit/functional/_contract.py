@@ -109,7 +109,7 @@ def classification_loss(
         kernel.k,
         kernel.obstacle or _obstacle(probabilities, label_smoothing, weight, ignore_index),
     ):
-        labels = target.reshape(-1).long()
+        labels = target.reshape(-1).long().contiguous()
         options = LossOptions(labels, weight, ignore_index, reduction, reference)
         result = kernel.loss(scores, options)
     else:

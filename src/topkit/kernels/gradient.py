@@ -44,9 +44,12 @@ def gradient_kernel(
     there = inside[:, None] & (column < columns)
     constants = buffer + 1 + row * parts * (3 * K + 2)
 
+    slope = tl.load(constants + 3 * K + 1, inside, 0.0)
     scale = tl.load(outgoing + row * outgoing_stride, inside, 0.0).to(tl.float64)
     if MEAN:
         scale = scale / tl.load(buffer)
+    alive = slope != 0
+    scale = tl.where(alive, scale, 0.0)
     threshold = tl.load(constants + 3 * K, inside, 0.0).to(tl.float32)
     line = scores + row[:, None] * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
     x = tl.load(line + column, there, float("-inf")).to(tl.float32)
@@ -56,8 +59,7 @@ def gradient_kernel(
     for j in tl.static_range(1, K):
         c = tl.load(constants + 3 * K - 1 - j, inside, 0.0) * scale
         value = (value + c.to(u.dtype)[:, None]) * u
-    of_label = tl.load(constants + 3 * K + 1, inside, 0.0) * scale
-    value = tl.where((of_label == 0)[:, None], 0.0, value)
+    value = tl.where(alive[:, None], value, 0.0)
     out = gradient + row[:, None] * tl.multiple_of(tl.cast(columns, tl.int64), ALIGNED)
     tl.store(out + column, value, there)
 
@@ -72,4 +74,4 @@ def gradient_kernel(
     if HAS_LABEL:
         label = tl.load(labels + row, inside, -1)
         here = (label >= begin) & (label < end)
-        tl.store(gradient + row * columns + label, of_label, here)
+        tl.store(gradient + row * columns + label, slope * scale, here)

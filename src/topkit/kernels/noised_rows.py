@@ -59,22 +59,8 @@ def normals(seed, row, classes, SAMPLES: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def row_bound(
-    line,
-    columns,
-    seed,
-    row,
-    samples,
-    epsilon,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A score that every chosen class reaches, and whether some score is not a number.
-
-    In no sample is the K-th largest below the least of the K largest scores with their noise.
-    """
+def row_bound(line, columns, epsilon, K: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """A score that every chosen class reaches, and whether some score is not a number."""
     heads, places = no_heads(1, K, SLOTS)
     spoilt = 0
     for begin in range(0, columns, BLOCK):
@@ -82,11 +68,7 @@ def row_bound(
         x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
         spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
         x, heads, places, _ = take_heads(x, column, heads, places)
-    noise = normals(seed, row, tl.reshape(places, (SLOTS,)), SAMPLES, SLOTS)
-    noised = as_score(heads) + epsilon * noise
-    used = (tl.arange(0, SAMPLES)[:, None] < samples) & (tl.arange(0, SLOTS)[None, :] < K)
-    least = tl.min(tl.min(tl.where(used, noised, float("inf")), 1), 0)
-    return least - FARTHEST * epsilon, spoilt
+    return as_score(tl.min(tl.min(heads, 1), 0)) - 2 * FARTHEST * epsilon, spoilt
 
 
 @triton.jit
@@ -160,6 +142,7 @@ def noised_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     """The K-th largest noised score, averaged, of every ``programs``-th row; with labels the loss.
 
@@ -176,9 +159,7 @@ def noised_kernel(
     all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = scores + tl.cast(row, tl.int64) * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
-        bound, spoilt = row_bound(
-            line, columns, seed, row, samples, epsilon, K, SLOTS, SAMPLES, BLOCK
-        )
+        bound, spoilt = row_bound(line, columns, epsilon, K, SLOTS, BLOCK)
         heads, places = no_heads(SAMPLES, K, SLOTS)
         least = tl.full((SAMPLES,), ABSENT, tl.int32)
         place = tl.full((SAMPLES,), -1, tl.int32)
@@ -191,16 +172,9 @@ def noised_kernel(
             tl.store(room + found + tl.cumsum(near, 0) - 1, column, near > 0)
             found += tl.sum(near, 0)
             last = begin + BLOCK >= columns
-            few = last & (before == 0)
-            if few & (found <= TILE):
+            if last & (before == 0) & (found <= FEW):
                 tl.debug_barrier()
-                least, place = kth_of_few(line, room, found, seed, row, epsilon, K, SAMPLES, TILE)
-                tl.debug_barrier()
-            elif few & (found <= 2 * TILE):
-                tl.debug_barrier()
-                least, place = kth_of_few(
-                    line, room, found, seed, row, epsilon, K, SAMPLES, 2 * TILE
-                )
+                least, place = kth_of_few(line, room, found, seed, row, epsilon, K, SAMPLES, FEW)
                 tl.debug_barrier()
             elif last | (found > BLOCK):
                 tl.debug_barrier()
@@ -280,9 +254,10 @@ def noised_gradient_kernel(
         count += (place == tl.load(line + b, inside, -2)[:, None]).to(tl.float32)
     scale = tl.load(outgoing + row * outgoing_stride, inside, 0.0).to(tl.float32)
     if HAS_LABEL:
-        scale = scale * tl.load(slopes + row, inside, 0.0)
+        slope = tl.load(slopes + row, inside, 0.0)
         if MEAN:
             scale = scale / tl.load(buffer).to(tl.float32)
+        scale = tl.where(slope == 0, 0.0, scale * slope)
         label = tl.load(labels + row, inside, -1)
         hits = tl.sum((used & (place == label[:, None])).to(tl.float32), 1)
         legal = inside & (label >= 0) & (label < columns) & (scale != 0)
