@@ -1,16 +1,28 @@
-"""Command line: ``python -m benchmarks speed`` and ``python -m benchmarks tables``."""
+"""Command line: ``python -m benchmarks speed``, ``study`` and ``tables``."""
 
 import argparse
 
-from benchmarks import speed, tables
-
-COMMANDS = {"speed": speed.main, "tables": tables.main}
+from benchmarks import speed, study, tables
+from benchmarks.environment import default_device
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("command", choices=COMMANDS, help="what to measure or make")
-    COMMANDS[parser.parse_args().command]()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    commands = parser.add_subparsers(dest="command", required=True)
+    measured = {
+        "speed": commands.add_parser("speed", help="losses: time, memory, error"),
+        "study": commands.add_parser("study", help="the papers' algorithms, Tables 3 to 5"),
+    }
+    for command in measured.values():
+        command.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
+        command.add_argument("--quick", action="store_true", help="a small part, to try it out")
+    commands.add_parser("tables", help="tables and plots of the documents from the results")
+    arguments = parser.parse_args()
+    if arguments.command == "tables":
+        tables.main()
+    else:
+        run = {"speed": speed.main, "study": study.main}[arguments.command]
+        run(arguments.device, arguments.quick)
 
 
 if __name__ == "__main__":

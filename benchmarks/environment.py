@@ -1,31 +1,85 @@
 """Where and with what a measurement was made."""
 
+import json
+import os
 import platform
+import shutil
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import topkit
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 
-def describe() -> dict[str, str]:
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def place(device: torch.device) -> str:
+    """How results of this device are named: ``cpu`` or ``gpu``."""
+    return "gpu" if device.type == "cuda" else device.type
+
+
+def write(name: str, record: dict[str, Any], quick: bool = False) -> None:
+    """Keep a record under ``results/``, unless it was only a trial."""
+    if quick:
+        print(f"{name}: a trial, nothing written", flush=True)
+        return
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {path.name}", flush=True)
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """The record of that name, or None if it was never measured."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def describe(device: torch.device) -> dict[str, str]:
     """Hardware, versions and commit, for the record."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--", "../src"], capture_output=True, text=True
-    )
-    return {
+    record = {
         "processor": processor(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "topkit": topkit.__version__,
-        "commit": commit.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
+        "commit": commit(),
     }
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_name(device)
+        record |= {"gpu": gpu, "cuda": str(torch.version.cuda), "triton": installed("triton")}
+    return record
+
+
+def commit() -> str:
+    """The commit, marked if the library was changed since; TOPKIT_COMMIT where git knows none."""
+    head = git("rev-parse", "--short", "HEAD")
+    if not head:
+        return os.environ.get("TOPKIT_COMMIT", "unknown")
+    return head + ("+changes" if git("status", "--porcelain", "--", "src") else "")
+
+
+def git(*arguments: str) -> str:
+    """What git prints, or nothing without git or a repository."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return ""
+    run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return run.stdout.strip()
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def processor() -> str:

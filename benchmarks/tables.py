@@ -1,41 +1,65 @@
-"""Make the tables of README.md from the recorded results."""
+"""Fill the tables of the documents, and draw their plots, from the recorded results.
 
-import json
-from pathlib import Path
+A table goes between a pair of comments, ``<!-- speed-cpu -->`` and ``<!-- /speed-cpu -->``, in
+README.md or in any page of docs/. Pairs without results, and results without a pair, are left.
+"""
 
-from benchmarks.environment import RESULTS
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
 
-README = Path(__file__).parent.parent / "README.md"
-START, END = "<!-- speed-cpu -->", "<!-- /speed-cpu -->"
+from benchmarks import speed_tables, study_tables
+from benchmarks.environment import ROOT, read
+
+Render = Callable[[dict[str, Any]], str]
+
+SPEED_GPU: dict[str, Render] = {
+    "speed-gpu": speed_tables.gpu,
+    "memory-gpu": speed_tables.memory,
+    "growth-gpu": speed_tables.growth,
+    "dtypes-gpu": speed_tables.dtypes,
+}
+STUDY: dict[str, Render] = {
+    "forward": study_tables.forward,
+    "backward": study_tables.backward,
+    "loss-errors": study_tables.loss_errors,
+    "gradient-errors": study_tables.gradient_errors,
+    "published": study_tables.published,
+}
 
 
 def main() -> None:
-    text = README.read_text()
-    before, rest = text.split(START)
-    after = rest.split(END)[1]
-    README.write_text(f"{before}{START}\n{speed_cpu()}\n{END}{after}")
-    print("README.md is up to date")
+    texts = dict(tables())
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        before = path.read_text()
+        after = filled(before, texts)
+        if after != before:
+            path.write_text(after)
+            print(f"{path.relative_to(ROOT)}: tables changed")
+    if find_spec("matplotlib") is None:
+        print("matplotlib is not installed (pip install 'topkit[bench]'): no plots")
+        return
+    from benchmarks import plots
+
+    plots.main()
 
 
-def speed_cpu() -> str:
-    """The CPU table: one line a shape and loss, with what was measured where."""
-    record = json.loads((RESULTS / "speed-cpu.json").read_text())
-    lines = [
-        f"Time over that of `F.cross_entropy` in the same run ({record['what']}; "
-        f"{record['processor']}, {record['threads']} threads, torch {record['torch']}, "
-        f"commit {record['commit']}), each loss in turn / in a row:",
-        "",
-        "| N × C | loss | time ratio, in turn | in a row | gradient error |",
-        "|---|---|---|---|---|",
-    ]
-    for row in record["rows"]:
-        if row["gradient_error"] is not None:
-            cells = (
-                f"{row['samples']} × {row['classes']:,}",
-                row["loss"],
-                row["ratio_in_turn"],
-                row["ratio_in_a_row"],
-                f"{row['gradient_error']:.0e}",
-            )
-            lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return "\n".join(lines)
+def tables() -> Iterator[tuple[str, str]]:
+    """The text of every table that has been measured, by its name."""
+    if record := read("speed-cpu"):
+        yield "speed-cpu", speed_tables.cpu(record)
+    if record := read("speed-gpu"):
+        yield from ((name, render(record)) for name, render in SPEED_GPU.items())
+    for place in ("cpu", "gpu"):
+        if record := read(f"study-{place}"):
+            yield from ((f"{name}-{place}", render(record)) for name, render in STUDY.items())
+
+
+def filled(document: str, texts: dict[str, str]) -> str:
+    """The document with these texts between their pairs of comments."""
+    for name, text in texts.items():
+        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if start in document and end in document:
+            before, rest = document.split(start, 1)
+            document = f"{before}{start}\n{text}\n{end}{rest.split(end, 1)[1]}"
+    return document

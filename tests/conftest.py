@@ -1,9 +1,24 @@
 """What all tests share: a fixed seed, and memory that is poisoned before its first use."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from topkit.dispatch import INTERPRETED
+
+# Triton's interpreter has a process of its own, for the tests of one folder.
+collect_ignore_glob = ["test_*.py"] if INTERPRETED else []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where Triton interprets, deselect what was named or is not a test of that."""
+    if INTERPRETED:
+        folder = Path(__file__).parent / "interpreted"
+        others = [item for item in items if folder not in item.path.parents]
+        items[:] = [item for item in items if folder in item.path.parents]
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(autouse=True)

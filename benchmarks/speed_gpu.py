@@ -1,0 +1,184 @@
+"""The losses on the GPU beside F.cross_entropy: time, memory, error, growth and half precision."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.candidates import BASE, OURS, Candidate, on_gpu
+from benchmarks.environment import describe, place, write
+from benchmarks.memory import peak
+from benchmarks.others import Others
+from benchmarks.timing import forward, forward_backward, medians
+from benchmarks.verify import verify
+
+SHAPES = (
+    (256, 100),
+    (256, 1_000),
+    (4_096, 1_000),
+    (256, 10_000),
+    (256, 100_000),
+    (8_192, 32_000),
+    (65_536, 1_000),
+)
+QUICK_SHAPES = ((256, 100), (256, 1_000))
+GROWTH = (64, (1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPE_SHAPES = ((4_096, 1_000), (8_192, 32_000))
+BOUND_SHAPE = (8_192, 32_000)
+BOUND_BYTES = 12
+"""The logits are read twice and the gradient is written once, in float32."""
+
+Row = dict[str, Any]
+
+
+def main(device: torch.device, quick: bool) -> None:
+    start, others = time.perf_counter(), Others()
+
+    def report(what: str) -> None:
+        print(f"{time.perf_counter() - start:6.1f} s  {what}", flush=True)
+
+    rows: list[Row] = []
+    grown: list[Row] = []
+    halves: list[Row] = []
+    bandwidth = copy_bandwidth(device, 2**24 if quick else 2**28)
+    report(f"copies at {bandwidth / 1e12:.2f} TB/s")
+
+    def keep() -> None:
+        """What is measured stays, whatever comes after."""
+        record = {
+            "what": "3·randn or zero logits, float32, forward + backward through the public "
+            "modules",
+            **describe(device),
+            "cores_used_by_others": others.cores(),
+            "copy_bytes_per_second": bandwidth,
+            "over_bound": over_bound(rows, bandwidth),
+            "rows": rows,
+            "growth": grown,
+            "dtypes": halves,
+        }
+        write(f"speed-{place(device)}", record, quick)
+
+    for shape in QUICK_SHAPES if quick else SHAPES:
+        rows += measure(*shape, device, quick)
+        report("{:,} × {:,}: ".format(*shape) + summary(rows, shape))
+        keep()
+    samples, classes = GROWTH
+    grown += [grow(samples, n, device) for n in (classes[:3] if quick else classes)]
+    report("growth: " + ", ".join(f"{row['nanoseconds_per_logit']:.3f} ns" for row in grown))
+    for shape in QUICK_SHAPES[1:] if quick else DTYPE_SHAPES:
+        halves += measure_dtypes(*shape, device)
+    report("dtypes")
+    keep()
+
+
+def measure(samples: int, classes: int, device: torch.device, quick: bool = False) -> list[Row]:
+    """All candidates on random logits; cross-entropy and ours by default also on zero logits."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    target = torch.randint(classes, (samples,), device=device)
+    logits = (3 * torch.randn(samples, classes, device=device)).requires_grad_()
+    chosen = [c for c in on_gpu() if samples * classes <= c.most_logits]
+    rows = compare(chosen, logits, target, "3·randn", in_full=True, shorter=8 if quick else 1)
+    logits = torch.zeros(samples, classes, device=device, requires_grad=True)
+    chosen = [c for c in chosen if c.name == BASE or is_default(c)]
+    return rows + compare(chosen, logits, target, "zeros", shorter=8 if quick else 1)
+
+
+def is_default(candidate: Candidate) -> bool:
+    return candidate.name.startswith("topkit") and "reference" not in candidate.name
+
+
+def compare(
+    chosen: list[Candidate],
+    logits: Tensor,
+    target: Tensor,
+    kind: str,
+    in_full: bool = False,
+    shorter: int = 1,
+) -> list[Row]:
+    """Verify, then time in turn; in full: also the loss alone, and memory."""
+    samples, classes = logits.shape
+    errors = {c.name: verify(c, logits, target) for c in chosen}
+    steps = {c.name: forward_backward(c.loss, logits, target) for c in chosen}
+    alone = {c.name: forward(c.loss, logits, target) for c in chosen} if in_full else {}
+    both = medians(steps, logits.device, shorter)
+    of_loss = medians(alone, logits.device, shorter) if in_full else {}
+    rows = []
+    for name, step in steps.items():
+        row: Row = {
+            "samples": samples,
+            "classes": classes,
+            "logits": kind,
+            "dtype": str(logits.dtype).removeprefix("torch."),
+            "loss": name,
+            "milliseconds": rounded(1e3 * both[name]),
+            "ratio": rounded(both[name] / both[BASE]),
+        }
+        if in_full:
+            row["milliseconds_of_loss_alone"] = rounded(1e3 * of_loss[name])
+            row["memory"] = peak(step, logits)
+            row["memory_of_loss_alone"] = peak(alone[name], logits)
+        rows.append(row | errors[name])
+    return rows
+
+
+def grow(samples: int, classes: int, device: torch.device) -> Row:
+    """Time by the number of classes, cross-entropy beside it."""
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(samples, classes, device=device)).requires_grad_()
+    target = torch.randint(classes, (samples,), device=device)
+    base, ours = compare(pair(), logits, target, "3·randn")
+    each = 1e6 * ours["milliseconds"] / (samples * classes)
+    return ours | {"milliseconds_of_base": base["milliseconds"], "nanoseconds_per_logit": each}
+
+
+def measure_dtypes(samples: int, classes: int, device: torch.device) -> list[Row]:
+    """Single and half precision, cross-entropy in the same precision beside it."""
+    torch.manual_seed(0)
+    target = torch.randint(classes, (samples,), device=device)
+    wide = 3 * torch.randn(samples, classes, device=device)
+    rows = []
+    for dtype in DTYPES:
+        logits = wide.to(dtype).requires_grad_()
+        rows += compare(pair(), logits, target, "3·randn", in_full=True)
+    return rows
+
+
+def pair() -> list[Candidate]:
+    return [c for c in on_gpu() if c.name in (BASE, OURS)]
+
+
+def copy_bandwidth(device: torch.device, numbers: int) -> float:
+    """Bytes a second, read and written, of a copy of a GiB on the device."""
+    source = torch.ones(numbers, device=device)
+    target = torch.empty_like(source)
+    once = medians({"copy": lambda: target.copy_(source)}, device)["copy"]
+    return 2 * source.nbytes / once
+
+
+def over_bound(rows: list[Row], bandwidth: float) -> float | None:
+    """Our time over that of reading the logits twice and writing the gradient once."""
+    samples, classes = BOUND_SHAPE
+    found = row_of(rows, BOUND_SHAPE, OURS)
+    bound = BOUND_BYTES * samples * classes / bandwidth
+    return rounded(found["milliseconds"] / 1e3 / bound) if found else None
+
+
+def row_of(rows: list[Row], shape: tuple[int, int], name: str, kind: str = "3·randn") -> Row | None:
+    wanted = (*shape, name, kind)
+    keys = ("samples", "classes", "loss", "logits")
+    return next((row for row in rows if tuple(row[key] for key in keys) == wanted), None)
+
+
+def summary(rows: list[Row], shape: tuple[int, int]) -> str:
+    """Ratios of one shape, in a line."""
+    found = [row for row in rows if (row["samples"], row["classes"]) == shape]
+    parts = [f"{row['loss']} ({row['logits']}) {row['ratio']}" for row in found]
+    return ", ".join(parts)
+
+
+def rounded(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")

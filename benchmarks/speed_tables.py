@@ -1,0 +1,153 @@
+"""The tables of ``python -m benchmarks speed``."""
+
+from typing import Any
+
+from benchmarks.candidates import BASE, OURS
+from benchmarks.markdown import hardware, number, shape, table
+
+Record = dict[str, Any]
+
+COLUMNS = {
+    f"{BASE}, compiled": "compiled",
+    OURS: "smooth, k = 5",
+    "topkit, k = 10": "k = 10",
+    "topkit, k = 20": "k = 20",
+    "topkit, noised": "noised",
+    f"{OURS}, reference": "smooth, k = 5, reference",
+    "topkit, noised, reference": "noised, reference",
+    "published smooth loss": "published smooth",
+    "published noised loss": "published noised",
+}
+"""Losses, as the wide table calls them."""
+
+
+def cpu(record: Record) -> str:
+    """One line a shape and loss."""
+    rows = [
+        (
+            shape(row),
+            row["loss"],
+            row["ratio_in_turn"],
+            row["ratio_in_a_row"],
+            number(row.get("memory")),
+            error(row),
+        )
+        for row in record["rows"]
+        if row["loss"] != BASE
+    ]
+    return (
+        f"Time over that of `F.cross_entropy` in the same run ({record['what']}; "
+        f"{hardware(record)}), each loss in turn / in a row; memory beyond the logits in tensors "
+        "of their size:\n\n"
+        + table(
+            ("N × C", "loss", "time ratio, in turn", "in a row", "memory", "gradient error"), rows
+        )
+    )
+
+
+def gpu(record: Record) -> str:
+    """One line a shape, one column a loss: ratios for random and, in brackets, zero logits."""
+    found = by_shape(record["rows"])
+    rows = []
+    for name, losses in found.items():
+        cells = [number(losses[BASE, "3·randn"]["milliseconds"])]
+        for loss in COLUMNS:
+            ratios = [losses.get((loss, kind), {}).get("ratio") for kind in ("3·randn", "zeros")]
+            text = number(ratios[0])
+            cells.append(text if ratios[1] is None else f"{text} ({number(ratios[1])})")
+        rows.append((name, *cells))
+    bound = record["over_bound"]
+    copies = record["copy_bytes_per_second"] / 1e12
+    return (
+        "Forward + backward: milliseconds of eager `F.cross_entropy`, and ratios to it in the same "
+        f"run, for 3·randn (and all-zero) float32 logits ({hardware(record)}):\n\n"
+        + table(("N × C", "cross-entropy, ms", *COLUMNS.values()), rows)
+        + f"\n\nAt 8,192 × 32,000, k = 5 takes {number(bound)} times as long as reading the logits "
+        f"twice and writing the gradient once at the {copies:.2f} TB/s of a copy. {errors(record)}"
+    )
+
+
+def errors(record: Record) -> str:
+    """How wrong the losses are at most, in a sentence."""
+    worst: dict[str, float] = {}
+    noised = 0.0
+    for row in record["rows"]:
+        if "gradient_error" in row:
+            name = row["loss"].split(",")[0]
+            worst[name] = max(worst.get(name, 0.0), row["gradient_error"])
+        elif row["loss"].startswith("topkit"):
+            noised = max(noised, row["standard_errors"])
+    listed = ", ".join(f"{value:.0e} for {name}" for name, value in worst.items())
+    return (
+        f"Largest gradient error of a row against float64: {listed}. Averages of the noised loss "
+        f"lie within {noised} standard errors of the exact expectation."
+    )
+
+
+def memory(record: Record) -> str:
+    """Peak memory of forward + backward, and of the loss alone."""
+    found = by_shape(record["rows"])
+    names = (BASE, *COLUMNS)
+    rows = []
+    for name in names:
+        cells = []
+        for losses in found.values():
+            row = losses.get((name, "3·randn"))
+            both = row and (row["memory"], row["memory_of_loss_alone"])
+            cells.append(" / ".join(number(each) for each in both) if both else "–")
+        rows.append((name, *cells))
+    return (
+        "Peak memory beyond the logits, in tensors of their size: forward + backward / loss alone "
+        f"without gradient ({hardware(record)}):\n\n" + table(("loss", *found), rows)
+    )
+
+
+def growth(record: Record) -> str:
+    """Time by the number of classes."""
+    rows = [
+        (
+            f"{row['classes']:,}",
+            number(row["milliseconds_of_base"]),
+            number(row["milliseconds"]),
+            number(row["nanoseconds_per_logit"]),
+        )
+        for row in record["growth"]
+    ]
+    head = ("classes", "cross-entropy, ms", "topkit, k = 5, ms", "ns a logit")
+    samples = record["growth"][0]["samples"]
+    return f"Forward + backward of {samples} rows ({hardware(record)}):\n\n" + table(head, rows)
+
+
+def dtypes(record: Record) -> str:
+    """Single and half precision."""
+    rows = [
+        (
+            shape(row),
+            row["dtype"],
+            number(row["milliseconds"]),
+            number(row["ratio"]),
+            number(row["memory"]),
+            error(row),
+        )
+        for row in record["dtypes"]
+        if row["loss"] == OURS
+    ]
+    head = ("N × C", "logits", "topkit, k = 5, ms", "ratio", "memory", "gradient error")
+    return (
+        "Forward + backward, ratio to eager `F.cross_entropy` of the same precision; the error "
+        f"includes the rounding of the gradient ({hardware(record)}):\n\n" + table(head, rows)
+    )
+
+
+def by_shape(rows: list[Record]) -> dict[str, dict[tuple[str, str], Record]]:
+    """Rows by their shape, then by loss and kind of logits."""
+    found: dict[str, dict[tuple[str, str], Record]] = {}
+    for row in rows:
+        found.setdefault(shape(row), {})[row["loss"], row["logits"]] = row
+    return found
+
+
+def error(row: Record) -> str:
+    if row.get("gradient_error") is None:
+        return "–"
+    return f"{row['gradient_error']:.0e}"

@@ -1,0 +1,121 @@
+"""Who computes: kernels or the reference."""
+
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import topkit
+from topkit import dispatch
+from topkit.functional import noised_topk_loss, smooth_topk_loss
+
+LOGITS, TARGET = torch.randn(3, 40), torch.tensor([0, 1, 2])
+
+
+def refused(match: str) -> AbstractContextManager[object]:
+    return pytest.raises(RuntimeError, match=f"no kernel for .*{match}")
+
+
+@pytest.fixture
+def kernels_demanded():
+    with topkit.use_backend("kernel"):
+        yield
+
+
+@pytest.mark.skipif(dispatch.INTERPRETED, reason="the interpreter serves the CPU")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: smooth_topk_loss(LOGITS, TARGET),
+        lambda: noised_topk_loss(LOGITS, TARGET),
+        lambda: topkit.log_esp(LOGITS, 3),
+        lambda: topkit.topk_marginals(LOGITS, 3),
+        lambda: topkit.noised_topk(LOGITS, 3),
+    ],
+    ids=["smooth", "noised", "log_esp", "marginals", "noised_topk"],
+)
+def test_no_kernels_for_the_cpu(function):
+    with topkit.use_backend("kernel"), refused("device cpu"):
+        function()
+    function()
+    with topkit.use_backend("reference"):
+        function()
+
+
+@pytest.mark.parametrize(
+    ("match", "arguments"),
+    [
+        ("float64", {"input": LOGITS.double()}),
+        ("k = 33", {"k": 33}),
+        ("probabilities", {"target": LOGITS.softmax(1)}),
+        ("label smoothing", {"label_smoothing": 0.1}),
+        ("margin", {"margin": torch.ones(40, requires_grad=True)}),
+        ("weight", {"weight": torch.ones(40, requires_grad=True)}),
+        ("ignore_index", {"ignore_index": -(2**40)}),
+        ("no rows", {"input": LOGITS[:0], "target": TARGET[:0]}),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)
+def test_what_the_smooth_loss_has_no_kernel_for(match, arguments, kernels_demanded):
+    with refused(match):
+        smooth_topk_loss(**({"input": LOGITS, "target": TARGET} | arguments))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode
+def test_no_kernels_for_transformations(kernels_demanded):
+    def loss(x: Tensor) -> Tensor:
+        return smooth_topk_loss(x, TARGET)
+
+    for transformed in (torch.func.grad(loss), lambda x: torch.func.vmap(loss)(x[None])):
+        with refused("torch.func"):
+            transformed(LOGITS)
+    with forward_ad.dual_level(), refused("forward mode"):
+        loss(forward_ad.make_dual(LOGITS, LOGITS))
+
+
+def test_losses_without_kernels_do_not_care(kernels_demanded):
+    topkit.functional.topk_hinge_loss(LOGITS, TARGET)
+    topkit.functional.focal_loss(LOGITS, TARGET)
+
+
+@pytest.mark.parametrize("backend", ["nonsense", "", "Kernel", None])
+def test_unknown_backend(backend):
+    with pytest.raises(ValueError, match="auto, kernel, reference"), topkit.use_backend(backend):
+        pass
+    assert dispatch._backend == "auto"
+
+
+def test_the_choice_ends_with_its_block():
+    with topkit.use_backend("reference"):
+        with topkit.use_backend("kernel"):
+            assert dispatch._backend == "kernel"
+        assert dispatch._backend == "reference"
+        with pytest.raises(KeyError), topkit.use_backend("kernel"):
+            raise KeyError
+        assert dispatch._backend == "reference"
+    assert dispatch._backend == "auto"
+
+
+def test_as_a_decorator():
+    @topkit.use_backend("reference")
+    def chosen() -> str:
+        return dispatch._backend
+
+    assert (chosen(), chosen(), dispatch._backend) == ("reference", "reference", "auto")
+
+
+@pytest.mark.parametrize(
+    ("installed", "obstacle"), [("3.2.1", "older than 3.3"), ("3.3.0", None), ("4.0.0+git", None)]
+)
+def test_versions_of_triton(installed, obstacle, monkeypatch):
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: True)
+    monkeypatch.setattr(dispatch, "version", lambda name: installed)
+    found = dispatch._no_triton()
+    assert found is None if obstacle is None else obstacle in found
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    assert "without triton" in dispatch._no_triton()
