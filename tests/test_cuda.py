@@ -415,7 +415,7 @@ def test_noise_is_that_of_the_seed(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("k", "samples"), [(1, 5), (6, 1), (6, 10), (6, 64), (32, 10)])
+@pytest.mark.parametrize(("k", "samples"), [(1, 5), (6, 1), (6, 10), (6, 32), (32, 10)])
 def test_gradient_of_noised_topk_counts_samples(shape, k, samples):
     scores, _ = problem(*shape)
     with topkit.use_backend("kernel"):

@@ -149,7 +149,7 @@ OPERATORS = [
     (BOTH, 5, 8, 33_000, bf16),
     (OLD, 1, 256, 100, fp32),
     (NEW, 11, 64, 1000, fp16),
-    (OLD, 20, 64, 1000, fp32),
+    (OLD, 16, 64, 1000, fp32),
 ]
 
 
@@ -181,7 +181,7 @@ def test_operators(capability, case, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
-@pytest.mark.parametrize(("capability", "samples"), [(80, 1), (90, 64)])
+@pytest.mark.parametrize(("capability", "samples"), [(80, 1), (90, 32)])
 def test_noised_operator(capability, samples, launches, tmp_path):
     value = topkit.noised_topk(scores(8, 1000, fp32)[0], 5, samples=samples)
     value.backward(torch.empty_like(value))

@@ -45,16 +45,19 @@ def assert_within_budget(operator, scores: Tensor, k: int) -> None:
 @each_operator
 @pytest.mark.parametrize(
     ("n", "k"),
-    [(1, 1), (2, 1), (2, 2), (7, 3), (33, 5), (100, 10), (11, 11), (100, 11), (40, 20), (1025, 5)],
+    [(1, 1), (2, 1), (2, 2), (7, 3), (33, 5), (100, 10), (11, 11), (100, 11), (40, 16), (1025, 5)],
 )
 def test_error_is_at_most_twice_that_of_the_reference(operator, n, k):
     rows = np.array(list(hard_rows(n, k, np.random.default_rng(n + k)))).astype(np.float32)
     assert_within_budget(operator, torch.tensor(rows), k)
 
 
-@each_operator
-def test_largest_k(operator):
-    assert_within_budget(operator, torch.stack([torch.zeros(100), 3 * torch.randn(100)]), 32)
+@pytest.mark.parametrize(("operator", "k"), [(topkit.log_esp, 16), (topkit.topk_marginals, 32)])
+def test_largest_k(operator, k):
+    scores = torch.stack([torch.zeros(100), 3 * torch.randn(100)])
+    assert_within_budget(operator, scores, k)
+    with pytest.raises(RuntimeError, match=f"k = {k + 1}, only up to {k}"):
+        apply(operator, scores, k + 1, "kernel")
 
 
 @each_operator

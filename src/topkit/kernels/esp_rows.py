@@ -61,9 +61,13 @@ def log_esp_kernel(
             with_head = log_add(log_s[j] - rise, log_s[j - 1])
             joined = joined + (tl.where(absent, log_s[j], with_head),)
         log_s = joined
+    degree = tl.arange(0, 2 * SLOTS)[None, :]
+    values = tl.zeros((ROWS, 2 * SLOTS), tl.float64)
     for j in tl.static_range(K + 1):
         value = tl.where(log_s[j] == float("-inf"), log_s[j], log_s[j] + height + j * lowest)
-        tl.store(result + row * (K + 1) + j, value, inside)
+        values = tl.where(degree == j, value[:, None], values)
+    kept = inside[:, None] & (degree <= K)
+    tl.store(result + row[:, None] * (K + 1) + degree, values, kept)
 
 
 @triton.jit(do_not_specialize=("rows", "parts"))

@@ -10,8 +10,8 @@ from topkit.dispatch import kernel_serves
 from topkit.reference.limits import working_dtype
 from topkit.reference.once import once
 
-LARGEST_SAMPLES = 64
-"""A kernel works on all samples of a row at once."""
+LARGEST_SAMPLES = 32
+"""The kernel works on all samples of a row at once."""
 
 
 def noised_topk(
