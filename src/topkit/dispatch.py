@@ -20,6 +20,8 @@ BACKENDS = ("auto", "kernel", "reference")
 OLDEST_TRITON = (3, 3)
 LARGEST_K = 32
 """Kernels are written out for each k; beyond it they would take long to compile."""
+DEVICES = ("cuda",)
+"""Where kernels serve without being asked for."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -87,7 +89,7 @@ def kernel_serves(scores: Tensor, k: int, obstacle: str | None = None) -> bool:
         k: the number of heads it would keep.
         obstacle: what else the call asks for that no kernel does.
     """
-    if _backend == "reference" or (_backend == "auto" and not scores.is_cuda):
+    if _backend == "reference" or (_backend == "auto" and scores.device.type not in DEVICES):
         return False
     obstacle = obstacle or _obstacle(scores, k)
     if obstacle and _backend == "kernel":
@@ -102,7 +104,7 @@ PLAIN = (int, float, str, type(None))
 
 
 def known_call(
-    input: Tensor, target: Tensor, parameters: tuple[object, ...], options: Mapping[str, object]
+    input: object, target: object, parameters: tuple[object, ...], options: Mapping[str, object]
 ) -> tuple[object, ...] | None:
     """What identifies a call whose checks need not be made twice; None if that is too much to say.
 
@@ -111,9 +113,9 @@ def known_call(
     """
     if _backend != "auto" or torch.compiler.is_compiling():
         return None
-    if not (isinstance(input, Tensor) and isinstance(target, Tensor) and input.is_cuda):
+    if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         return None
-    if input.dtype != torch.float32 or input.dim() != 2:
+    if input.device.type not in DEVICES or input.dtype != torch.float32 or input.dim() != 2:
         return None
     if target.dtype != torch.int64 or not target.is_contiguous():
         return None
