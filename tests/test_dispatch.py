@@ -107,7 +107,7 @@ def test_as_a_decorator():
 
 
 @pytest.mark.parametrize(
-    ("installed", "obstacle"), [("3.2.1", "older than 3.3"), ("3.3.0", None), ("4.0.0+git", None)]
+    ("installed", "obstacle"), [("3.3.1", "older than 3.4"), ("3.4.0", None), ("4.0.0+git", None)]
 )
 def test_versions_of_triton(installed, obstacle, monkeypatch):
     monkeypatch.setattr(dispatch, "find_spec", lambda name: True)

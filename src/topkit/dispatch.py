@@ -17,7 +17,7 @@ from torch import Tensor
 from topkit.reference.row_blocks import transformed
 
 BACKENDS = ("auto", "kernel", "reference")
-OLDEST_TRITON = (3, 3)
+OLDEST_TRITON = (3, 4)
 LARGEST_K = 32
 """Kernels are written out for each k; beyond it they would take long to compile."""
 DEVICES = ("cuda",)
