@@ -1,6 +1,7 @@
 """Who computes: kernels or the reference."""
 
 from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_no_kernels_for_the_cpu(function):
         ("margin", {"margin": torch.ones(40, requires_grad=True)}),
         ("weight", {"weight": torch.ones(40, requires_grad=True)}),
         ("ignore_index", {"ignore_index": -(2**40)}),
-        ("no rows", {"input": LOGITS[:0], "target": TARGET[:0]}),
+        ("without rows", {"input": LOGITS[:0], "target": TARGET[:0]}),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
@@ -119,3 +120,13 @@ def test_versions_of_triton(installed, obstacle, monkeypatch):
 def test_without_triton(monkeypatch):
     monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
     assert "without triton" in dispatch._no_triton()
+
+
+def test_triton_under_another_name(monkeypatch):
+    """Builds of other platforms install the module, but no distribution called triton."""
+
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(dispatch, "version", unknown)
+    assert dispatch._no_triton() is None

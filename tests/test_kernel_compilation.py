@@ -55,7 +55,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
         yield result
 
 
-def compiled(launch: Launch, capability: int) -> Any:
+def compiled(launch: Launch, capability: int, aligned: bool = True) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -65,7 +65,7 @@ def compiled(launch: Launch, capability: int) -> Any:
         value = arguments.get(parameter.name)
         if isinstance(value, Tensor):
             signature[parameter.name] = POINTERS[value.dtype]
-            if not parameter.do_not_specialize_on_alignment:
+            if aligned and not parameter.do_not_specialize_on_alignment:
                 attributes[(place,)] = [["tt.divisibility", 16]]
         elif value is not None:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
@@ -164,6 +164,12 @@ def each(cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
 def test_smooth_loss(capability, case, launches, tmp_path):
     loss(TF.smooth_topk_loss, *case)
     check(launches, capability, tmp_path)
+
+
+def test_scores_that_are_not_aligned(launches):
+    loss(TF.smooth_topk_loss, 5, 8, 33_000, fp32)
+    for launch in launches:
+        assert compiled(launch, 90, aligned=False).asm["cubin"]
 
 
 @each(NOISED)

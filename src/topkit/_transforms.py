@@ -19,6 +19,11 @@ def is_gradient_batch(gradient: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
+def tracing() -> bool:
+    """Whether torch.jit.trace records."""
+    return torch._C._is_tracing()
+
+
 def can_look(tensor: Tensor) -> bool:
     """Whether values may be read: an eager CPU call, no transformation, no device to wait for."""
     return (

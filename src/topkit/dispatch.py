@@ -5,21 +5,28 @@ through the reference, with the same results.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from topkit._transforms import tracing
 from topkit.reference.row_blocks import transformed
 
 BACKENDS = ("auto", "kernel", "reference")
 OLDEST_TRITON = (3, 4)
+OLDEST_CAPABILITY = (8, 0)
 LARGEST_K = 32
 """Kernels are written out for each k; beyond it they would take long to compile."""
+MOST_COLUMNS = 65_535 * 1024
+"""The second dimension of a grid, times the columns of a tile."""
+MOST_ROWS = 2**31 - 2**16
 DEVICES = ("cuda",)
 """Where kernels serve without being asked for."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,9 +36,15 @@ def _no_triton() -> str | None:
     """Why the installed Triton, if any, will not do."""
     if find_spec("triton") is None:
         return "an installation without triton"
-    major, minor = (int(part) for part in version("triton").split(".")[:2])
-    if (major, minor) < OLDEST_TRITON:
-        return f"triton {major}.{minor}, older than {'.'.join(map(str, OLDEST_TRITON))}"
+    try:
+        installed = version("triton")
+    except PackageNotFoundError:  # under another name: nightly builds, other platforms
+        import triton
+
+        installed = triton.__version__
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    if numbers is None or tuple(map(int, numbers.groups())) < OLDEST_TRITON:
+        return f"triton {installed}, older than {'.'.join(map(str, OLDEST_TRITON))}"
     return None
 
 
@@ -100,7 +113,7 @@ def kernel_serves(scores: Tensor, k: int, obstacle: str | None = None) -> bool:
 _served: set[tuple[object, ...]] = set()
 """Calls that passed all checks and went to a kernel, by everything about them but values."""
 MOST_SERVED = 4096
-PLAIN = (int, float, str, type(None))
+PLAIN = {int, float, str, type(None)}
 
 
 def known_call(
@@ -119,10 +132,11 @@ def known_call(
         return None
     if target.dtype != torch.int64 or not target.is_contiguous():
         return None
-    if not all(isinstance(value, PLAIN) for value in (*parameters, *options.values())):
+    kinds = tuple(map(type, (*parameters, *options.values())))
+    if not (PLAIN.issuperset(kinds) and plain_tensor(input) and plain_tensor(target)):
         return None
-    described = (input.shape, input.stride(), target.shape, target.stride(), target.device)
-    return *described, input.device, parameters, *options.items()
+    described = (input.shape, input.stride(), target.shape, target.device, input.device)
+    return *described, kinds, parameters, *options.items()
 
 
 def was_served(call: tuple[object, ...] | None, input: Tensor) -> bool:
@@ -140,16 +154,6 @@ def loss_options(
     return LossOptions(target, None, ignore_index, options.get("reduction", "mean"), plain)
 
 
-def by_reference(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The function, computed by the reference."""
-
-    def computed(scores: Tensor) -> Tensor:
-        with use_backend("reference"):
-            return function(scores)
-
-    return computed
-
-
 def remember(call: tuple[object, ...] | None) -> None:
     """Note that a call has passed all checks and that a kernel serves it."""
     if call is not None:
@@ -160,24 +164,56 @@ def remember(call: tuple[object, ...] | None) -> None:
 
 def _obstacle(scores: Tensor, k: int) -> str | None:
     if scores.numel() == 0:
-        return "no rows"
+        return "an input without rows or classes"
     if scores.dtype not in DTYPES:
         return f"{scores.dtype}"
     if k > LARGEST_K:
         return f"k = {k}, only up to {LARGEST_K}"
-    if max(*scores.shape, *scores.stride()) >= 2**31:
-        return f"shape {tuple(scores.shape)}, more than 2^31"
+    columns = scores.shape[-1]
+    largest = max(scores.numel() // columns, *scores.stride())
+    if columns > MOST_COLUMNS or largest > MOST_ROWS:
+        return f"shape {tuple(scores.shape)}, up to {MOST_ROWS} rows of {MOST_COLUMNS} classes"
+    if not plain_tensor(scores):
+        return f"a {type(scores).__name__}"
     if transformed(scores):
         return "torch.func, vmap and forward mode"
+    if not torch.compiler.is_compiling() and tracing():
+        return "torch.jit.trace"
     return _missing(scores.device)
+
+
+def plain_tensor(tensor: object) -> bool:
+    """Whether it is a tensor whose memory a kernel may read: none of the many subclasses."""
+    return torch.compiler.is_compiling() or type(tensor) in (Tensor, nn.Parameter)
 
 
 def _missing(device: torch.device) -> str | None:
     """Why kernels cannot run on a device at all."""
     if NO_TRITON:
         return NO_TRITON
-    if device.type == "cuda" and torch.version.hip is None:
-        return None
+    if torch.version.hip is not None:
+        return "ROCm"
+    if device.type == "cuda":
+        return None if torch.compiler.is_compiling() else _too_old(device)
     if device.type == "cpu" and INTERPRETED:
         return None
     return f"device {device.type}"
+
+
+@cache
+def _too_old(device: torch.device) -> str | None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CAPABILITY:
+        needed = ".".join(map(str, OLDEST_CAPABILITY))
+        return f"compute capability {capability[0]}.{capability[1]}, below {needed}"
+    return None
+
+
+def check_devices(scores: Tensor, **others: object) -> None:
+    """Require that all tensors are where the scores are: a kernel would read foreign memory."""
+    for name, other in others.items():
+        if isinstance(other, Tensor) and other.device != scores.device:
+            raise RuntimeError(
+                f"{name} is on {other.device} and the input on {scores.device}: "
+                f"move one to the other's device"
+            )

@@ -101,6 +101,16 @@ def test_what_is_not_remembered(change):
     torch.testing.assert_close(value, expected, rtol=1e-2 if change == "half" else 1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("k", "tau"), [(3.0, 0.7), (True, 0.7), (3, True)])
+def test_equal_numbers_of_other_types_are_checked(k, tau):
+    logits, target = torch.randn(4, 9), torch.arange(4)
+    smooth_topk_loss(logits, target, 3, 0.7)
+    smooth_topk_loss(logits, target, 1, 0.7)
+    smooth_topk_loss(logits, target, 3, 1.0)
+    with pytest.raises(TypeError, match="must be"):
+        smooth_topk_loss(logits, target, k, tau)
+
+
 def test_noised_loss_is_remembered_with_its_generator():
     logits, target = torch.randn(4, 9), torch.arange(4)
     generator = torch.Generator()

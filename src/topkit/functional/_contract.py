@@ -15,9 +15,9 @@ from torch import Tensor
 
 from topkit._checks import check_count, check_margin, check_per_class, is_number
 from topkit._transforms import can_look
-from topkit.dispatch import LossOptions, kernel_serves
+from topkit.dispatch import LossOptions, check_devices, kernel_serves, plain_tensor
 from topkit.reference.limits import working_dtype
-from topkit.reference.row_blocks import by_rows
+from topkit.reference.row_blocks import by_rows, transformed
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -107,8 +107,9 @@ def classification_loss(
     if kernel is not None and kernel_serves(
         scores,
         kernel.k,
-        kernel.obstacle or _obstacle(probabilities, label_smoothing, weight, ignore_index),
+        kernel.obstacle or _obstacle(target, label_smoothing, weight, ignore_index),
     ):
+        check_devices(scores, target=target, weight=weight)
         labels = target.reshape(-1).long().contiguous()
         options = LossOptions(labels, weight, ignore_index, reduction, reference)
         result = kernel.loss(scores, options)
@@ -127,13 +128,15 @@ def _smoothed(chances: Tensor, label_smoothing: float) -> Tensor:
 
 
 def _obstacle(
-    probabilities: bool, label_smoothing: float, weight: Tensor | None, ignore_index: int
+    target: Tensor, label_smoothing: float, weight: Tensor | None, ignore_index: int
 ) -> str | None:
-    """What the options ask that no kernel does."""
-    if probabilities or label_smoothing:
+    """What target and options ask that no kernel does."""
+    if target.is_floating_point() or label_smoothing:
         return "class probabilities and label smoothing"
-    if weight is not None and weight.requires_grad:
-        return "the gradient of the class weights"
+    if not plain_tensor(target):
+        return f"a target that is a {type(target).__name__}"
+    if weight is not None and (weight.requires_grad or transformed(weight)):
+        return "derivatives by the class weights"
     if abs(ignore_index) >= 2**31:
         return f"ignore_index={ignore_index}, beyond 32 bits"
     return None
@@ -329,6 +332,6 @@ def block_cost(margin: float | Tensor, cost: int = 8) -> int | None:
 
 def margin_obstacle(margin: float | Tensor) -> str | None:
     """What the margin asks that no kernel does."""
-    if isinstance(margin, Tensor) and margin.requires_grad:
-        return "the gradient of the margin"
+    if isinstance(margin, Tensor) and (margin.requires_grad or transformed(margin)):
+        return "derivatives by the margin"
     return None

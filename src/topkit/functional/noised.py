@@ -52,7 +52,8 @@ def noised_topk_loss(
 
     Args:
         input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape. On
+            a GPU an index that is no class gives NaN.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         epsilon: size of the noise; 0 is :func:`calibrated_topk_hinge_loss`.
         samples: number B of noise vectors.

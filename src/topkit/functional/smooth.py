@@ -10,7 +10,6 @@ from torch import Tensor
 from topkit._checks import check_temperature
 from topkit.dispatch import (
     LossOptions,
-    by_reference,
     known_call,
     loss_options,
     remember,
@@ -57,7 +56,8 @@ def smooth_topk_loss(
 
     Args:
         input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape. On
+            a GPU an index that is no class gives NaN.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         tau: temperature τ; small is close to the hinge, large is smoother.
         margin: α, a number or one per class.
@@ -81,17 +81,18 @@ def smooth_topk_loss(
         remember(call)
         return smooth_loss(scores, k, tau, margin, options)
 
+    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+        return smooth_hinge(scores, labels, k, tau, margin)
+
+    def plain(scores: Tensor) -> Tensor:
+        return classification_loss(row_loss, scores, target, **options)
+
     if was_served(call, input):
-        plain = by_reference(lambda s: smooth_topk_loss(s, target, k, tau, margin, **options))
         return by_kernel(input, loss_options(target, options, plain))
 
     check_k(k, input)
     check_temperature(tau)
     check_margin_for(margin, input)
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        return smooth_hinge(scores, labels, k, tau, margin)
-
     return classification_loss(
         row_loss,
         input,

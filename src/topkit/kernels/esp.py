@@ -16,13 +16,13 @@ Operator = Callable[[Tensor], Tensor]
 
 def log_esp(scores: Tensor, k: int, plain: Operator) -> Tensor:
     """``log σ_0 … log σ_k`` of (R, n) scores, (R, k + 1), in float32."""
-    result: Tensor = _WithPlainBackward.apply(scores, k, _log_esp, plain)
+    result: Tensor = _WithPlainBackward.apply(scores, int(k), _log_esp, plain)
     return result
 
 
 def topk_marginals(scores: Tensor, k: int, plain: Operator) -> Tensor:
     """Marginals of (R, n) scores, (R, n), in their dtype."""
-    result: Tensor = _WithPlainBackward.apply(scores, k, _marginals, plain)
+    result: Tensor = _WithPlainBackward.apply(scores, int(k), _marginals, plain)
     return result
 
 

@@ -210,7 +210,7 @@ def noised_kernel(
             weight = tl.where(counted, weight, 0.0)
             hinge = tl.where(gap <= 0, 0.0, scale * gap)  # NaN stays
             loss = tl.where(counted, hinge * weight, 0.0)
-            tl.store(slopes + row, tl.where(gap > 0, scale * weight, 0.0))
+            tl.store(slopes + row, tl.where(gap <= 0, 0.0, scale * weight))
             if REDUCTION == "none":
                 tl.store(result + row, loss)
             all_losses += loss

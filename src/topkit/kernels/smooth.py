@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkit.dispatch import LossOptions
+from topkit.dispatch import LossOptions, check_devices
 from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.row_constants import smooth_loss_kernel
 from topkit.kernels.rows import LOG2_E, gradient, plan, read_states, row_buffer
@@ -24,10 +24,10 @@ def smooth_loss(
         labels,
         per_class(margin, scores),
         None if weight is None else weight.float().contiguous(),
-        k,
-        tau,
-        0.0 if isinstance(margin, Tensor) else margin,
-        ignore_index,
+        int(k),
+        float(tau),
+        0.0 if isinstance(margin, Tensor) else float(margin),
+        int(ignore_index),
         reduction,
         None if torch.compiler.is_compiling() else plain,
     )
@@ -38,6 +38,9 @@ def per_class(margin: float | Tensor, scores: Tensor) -> Tensor | None:
     """Margins in float32, or None for a number."""
     if not isinstance(margin, Tensor):
         return None
+    if margin.dim() == 0:
+        margin = margin.to(scores.device)
+    check_devices(scores, margin=margin)
     return margin.float().expand(scores.shape[1]).contiguous()
 
 

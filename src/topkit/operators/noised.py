@@ -38,7 +38,7 @@ def noised_topk(
         samples: number B of noise vectors.
         noise: the noise vectors, ``scores.shape + (samples,)``; drawn one after another if not
             given, so that no tensor of that shape is made.
-        generator: source of the noise.
+        generator: source of the noise; kernels and reference draw different numbers from it.
 
     Returns:
         (…), the scores' shape without its last dimension.
