@@ -130,3 +130,31 @@ def test_triton_under_another_name(monkeypatch):
 
     monkeypatch.setattr(dispatch, "version", unknown)
     assert dispatch._no_triton() is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "module",
+    [
+        topkit.SmoothTopKLoss(k=3, margin=torch.rand(12), weight=torch.rand(12)),
+        topkit.NoisedTopKLoss(k=3),
+    ],
+    ids=["smooth", "noised"],
+)
+def test_the_way_to_a_launch_compiles_without_breaks(module, monkeypatch):
+    """All that comes before a launch, with one graph for several numbers of rows."""
+
+    def launch(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(dispatch, "_missing", lambda device: None)
+    for name in ("smooth", "noised", "rows"):
+        monkeypatch.setattr(f"topkit.kernels.{name}.launch", launch)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with topkit.use_backend("kernel"):
+        for rows in (4, 5, 7):
+            logits = torch.randn(rows, 12, requires_grad=True)
+            compiled(logits, torch.zeros(rows, dtype=torch.long)).backward()
+            assert logits.grad.shape == logits.shape
