@@ -14,8 +14,8 @@ from topkit.kernels.smooth import per_class
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
-TILE, FEW = 32, 64
-"""Candidates that get their noise together: of many, and of few."""
+TILE = 32
+"""Candidates that get their noise together."""
 GRADIENT_ROWS = 8
 
 
@@ -136,7 +136,6 @@ class _Noised(torch.autograd.Function):
                 gcd(scores.stride(0), 16),
                 block,
                 TILE,
-                FEW,
             ),
             1,
             scores,

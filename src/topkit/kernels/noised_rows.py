@@ -1,9 +1,10 @@
 r"""Kernels of the noised top-k: the k-th largest of ``s + εZ_b`` for each sample b, without Z.
 
-Normal noise made from 24-bit uniforms is bounded, ``|z| ≤ FARTHEST``, so that only scores within
-``2ε·FARTHEST`` of the k-th largest can be chosen. A program reads its row once for that bound and
-once more to collect those candidates; only they get noise, from a counter-based generator (Philox)
-keyed by seed, row, class and sample. What is kept for the backward pass are the chosen classes.
+Normal noise made from 24-bit uniforms is bounded, ``|z| ≤ FARTHEST``. A program reads its row once
+to find the k largest scores; the least of them with their noise, less ``ε·FARTHEST``, is a bound
+that every chosen class reaches. It reads the row once more to collect the candidates above the
+bound; only they get noise, from a counter-based generator (Philox) keyed by seed, row, class and
+sample. What is kept for the backward pass are the chosen classes.
 """
 
 import triton
@@ -59,19 +60,6 @@ def normals(seed, row, classes, SAMPLES: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def row_bound(line, columns, epsilon, K: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """A score that every chosen class reaches, and whether some score is not a number."""
-    heads, places = no_heads(1, K, SLOTS)
-    spoilt = 0
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)[None, :]
-        x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
-        spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
-        x, heads, places, _ = take_heads(x, column, heads, places)
-    return as_score(tl.min(tl.min(heads, 1), 0)) - 2 * FARTHEST * epsilon, spoilt
-
-
-@triton.jit
 def noised_scores(
     line, room, start, found, seed, row, epsilon, SAMPLES: tl.constexpr, TILE: tl.constexpr
 ):
@@ -81,6 +69,45 @@ def noised_scores(
     s = tl.load(line + classes, entry < found, float("-inf")).to(tl.float32)
     noise = normals(seed, row, classes, SAMPLES, TILE)
     return s[None, :] + epsilon * noise, classes[None, :]
+
+
+@triton.jit
+def row_bound(
+    line,
+    room,
+    columns,
+    seed,
+    row,
+    samples,
+    epsilon,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A score that every chosen class reaches, and whether some score is not a number.
+
+    In no sample is the K-th largest below the least of the K largest scores with their noise.
+    """
+    heads, places = no_heads(1, K, SLOTS)
+    spoilt = 0
+    for begin in range(0, columns, BLOCK):
+        column = begin + tl.arange(0, BLOCK)[None, :]
+        x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
+        spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
+        x, heads, places, _ = take_heads(x, column, heads, places)
+    bound = as_score(tl.min(tl.min(heads, 1), 0)) - 2 * FARTHEST * epsilon
+    if bound > float("-inf"):
+        slots = tl.arange(0, SLOTS)[None, :]
+        tl.store(room + slots, places, slots < K)
+        tl.debug_barrier()
+        noised, _ = noised_scores(line, room, 0, K, seed, row, epsilon, SAMPLES, TILE)
+        used = (tl.arange(0, SAMPLES)[:, None] < samples) & (tl.arange(0, TILE)[None, :] < K)
+        least = tl.min(tl.min(tl.where(used, noised, float("inf")), 1), 0)
+        bound = tl.maximum(bound, least - FARTHEST * epsilon)
+        tl.debug_barrier()
+    return bound, spoilt
 
 
 @triton.jit
@@ -142,7 +169,6 @@ def noised_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    FEW: tl.constexpr,
 ):
     """The K-th largest noised score, averaged, of every ``programs``-th row; with labels the loss.
 
@@ -159,7 +185,9 @@ def noised_kernel(
     all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = scores + tl.cast(row, tl.int64) * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
-        bound, spoilt = row_bound(line, columns, epsilon, K, SLOTS, BLOCK)
+        bound, spoilt = row_bound(
+            line, room, columns, seed, row, samples, epsilon, K, SLOTS, SAMPLES, BLOCK, TILE
+        )
         heads, places = no_heads(SAMPLES, K, SLOTS)
         least = tl.full((SAMPLES,), ABSENT, tl.int32)
         place = tl.full((SAMPLES,), -1, tl.int32)
@@ -172,9 +200,9 @@ def noised_kernel(
             tl.store(room + found + tl.cumsum(near, 0) - 1, column, near > 0)
             found += tl.sum(near, 0)
             last = begin + BLOCK >= columns
-            if last & (before == 0) & (found <= FEW):
+            if last & (before == 0) & (found <= TILE):
                 tl.debug_barrier()
-                least, place = kth_of_few(line, room, found, seed, row, epsilon, K, SAMPLES, FEW)
+                least, place = kth_of_few(line, room, found, seed, row, epsilon, K, SAMPLES, TILE)
                 tl.debug_barrier()
             elif last | (found > BLOCK):
                 tl.debug_barrier()
