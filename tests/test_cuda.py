@@ -228,11 +228,8 @@ def test_kernels_do_not_synchronise(criterion, reduction, shape, no_synchronisat
         value_and_gradient(criterion, logits, target)
 
 
-@each_loss
-def test_cuda_graph(criterion):
-    logits, target = problem(64, 1000)
-    if isinstance(criterion, topkit.NoisedTopKLoss):
-        criterion = topkit.NoisedTopKLoss(criterion.k, epsilon=0.0)
+def capture(criterion, logits, target):
+    """A CUDA graph of forward and backward pass, and the tensors that it fills."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -242,6 +239,15 @@ def test_cuda_graph(criterion):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = value_and_gradient(criterion, logits, target)
+    return graph, captured
+
+
+@each_loss
+def test_cuda_graph(criterion):
+    logits, target = problem(64, 1000)
+    if isinstance(criterion, topkit.NoisedTopKLoss):
+        criterion = topkit.NoisedTopKLoss(criterion.k, epsilon=0.0)
+    graph, captured = capture(criterion, logits, target)
     for _ in range(3):
         with torch.no_grad():
             logits.copy_(3 * torch.randn_like(logits))
@@ -255,15 +261,7 @@ def test_cuda_graph(criterion):
 def test_a_cuda_graph_draws_new_noise():
     criterion = topkit.NoisedTopKLoss(5, epsilon=1.0, reduction="none")
     logits, target = problem(64, 1000)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            value_and_gradient(criterion, logits, target)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss, _ = value_and_gradient(criterion, logits, target)
+    graph, (loss, _) = capture(criterion, logits, target)
     graph.replay()
     first = loss.clone()
     graph.replay()

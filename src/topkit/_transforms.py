@@ -24,10 +24,15 @@ def tracing() -> bool:
     return torch._C._is_tracing()
 
 
+def is_no_subclass(tensor: object) -> bool:
+    """Whether it is an ordinary tensor, with memory of its own."""
+    return type(tensor) in (Tensor, nn.Parameter)
+
+
 def can_look(tensor: Tensor) -> bool:
     """Whether values may be read: an eager CPU call, no transformation, no device to wait for."""
     return (
-        type(tensor) in (Tensor, nn.Parameter)
+        is_no_subclass(tensor)
         and tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and not transforming()

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from topkit._transforms import tracing
+from topkit._transforms import is_no_subclass, tracing
 from topkit.reference.row_blocks import transformed
 
 BACKENDS = ("auto", "kernel", "reference")
@@ -87,7 +87,7 @@ class LossOptions(NamedTuple):
     labels: Tensor
     """(R), int64."""
     weight: Tensor | None
-    """One per class."""
+    """One per class, in float32."""
     ignore_index: int
     reduction: str
     plain: Callable[[Tensor], Tensor] | None
@@ -110,7 +110,8 @@ def kernel_serves(scores: Tensor, k: int, obstacle: str | None = None) -> bool:
     return obstacle is None
 
 
-_served: set[tuple[object, ...]] = set()
+Call = tuple[object, ...]
+_served: set[Call] = set()
 """Calls that passed all checks and went to a kernel, by everything about them but values."""
 MOST_SERVED = 4096
 PLAIN = {int, float, str, type(None)}
@@ -118,7 +119,7 @@ PLAIN = {int, float, str, type(None)}
 
 def known_call(
     input: object, target: object, parameters: tuple[object, ...], options: Mapping[str, object]
-) -> tuple[object, ...] | None:
+) -> Call | None:
     """What identifies a call whose checks need not be made twice; None if that is too much to say.
 
     On a GPU a loss of a small batch costs what Python does around it: checks that depend on shapes
@@ -139,7 +140,7 @@ def known_call(
     return *described, kinds, parameters, *options.items()
 
 
-def was_served(call: tuple[object, ...] | None, input: Tensor) -> bool:
+def was_served(call: Call | None, input: Tensor) -> bool:
     """Whether the same call has passed all checks and a kernel served it."""
     return call is not None and call in _served and not transformed(input)
 
@@ -154,7 +155,7 @@ def loss_options(
     return LossOptions(target, None, ignore_index, options.get("reduction", "mean"), plain)
 
 
-def remember(call: tuple[object, ...] | None) -> None:
+def remember(call: Call | None) -> None:
     """Note that a call has passed all checks and that a kernel serves it."""
     if call is not None:
         if len(_served) >= MOST_SERVED:
@@ -184,7 +185,7 @@ def _obstacle(scores: Tensor, k: int) -> str | None:
 
 def plain_tensor(tensor: object) -> bool:
     """Whether it is a tensor whose memory a kernel may read: none of the many subclasses."""
-    return torch.compiler.is_compiling() or type(tensor) in (Tensor, nn.Parameter)
+    return torch.compiler.is_compiling() or is_no_subclass(tensor)
 
 
 def _missing(device: torch.device) -> str | None:

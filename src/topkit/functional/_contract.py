@@ -15,7 +15,14 @@ from torch import Tensor
 
 from topkit._checks import check_count, check_margin, check_per_class, is_number
 from topkit._transforms import can_look
-from topkit.dispatch import LossOptions, check_devices, kernel_serves, plain_tensor
+from topkit.dispatch import (
+    Call,
+    LossOptions,
+    check_devices,
+    kernel_serves,
+    plain_tensor,
+    remember,
+)
 from topkit.reference.limits import working_dtype
 from topkit.reference.row_blocks import by_rows, transformed
 
@@ -49,6 +56,8 @@ class KernelLoss(NamedTuple):
     """The number of heads that it keeps."""
     obstacle: str | None
     """What its parameters ask that the kernels do not do."""
+    call: Call | None
+    """How the call is remembered, if it is."""
     loss: Callable[[Tensor, LossOptions], Tensor]
     """From (R, C) scores to the reduced loss, or with "none" to (R) losses."""
 
@@ -110,8 +119,10 @@ def classification_loss(
         kernel.obstacle or _obstacle(target, label_smoothing, weight, ignore_index),
     ):
         check_devices(scores, target=target, weight=weight)
+        remember(kernel.call)
         labels = target.reshape(-1).long().contiguous()
-        options = LossOptions(labels, weight, ignore_index, reduction, reference)
+        narrow = None if weight is None else weight.float().contiguous()
+        options = LossOptions(labels, narrow, ignore_index, reduction, reference)
         result = kernel.loss(scores, options)
     else:
         result = reference(scores)

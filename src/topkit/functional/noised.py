@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from topkit._checks import check_count, check_number
-from topkit.dispatch import LossOptions, known_call, loss_options, remember, was_served
+from topkit.dispatch import LossOptions, known_call, loss_options, was_served
 from topkit.functional._contract import (
     KernelLoss,
     Options,
@@ -79,7 +79,6 @@ def noised_topk_loss(
     def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
         from topkit.kernels.noised import noised_loss
 
-        remember(call)
         return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
 
     if was_served(call, input):
@@ -102,5 +101,5 @@ def noised_topk_loss(
         return scale * hinge(m, rival.unsqueeze(1), label)
 
     obstacle = kernel_obstacle(samples, noise) or margin_obstacle(margin)
-    kernel = KernelLoss(k + 1, obstacle, by_kernel)
+    kernel = KernelLoss(k + 1, obstacle, call, by_kernel)
     return classification_loss(row_loss, input, target, kernel=kernel, **options)

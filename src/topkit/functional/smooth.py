@@ -12,7 +12,6 @@ from topkit.dispatch import (
     LossOptions,
     known_call,
     loss_options,
-    remember,
     was_served,
 )
 from topkit.functional._contract import (
@@ -78,7 +77,6 @@ def smooth_topk_loss(
     def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
         from topkit.kernels.smooth import smooth_loss
 
-        remember(call)
         return smooth_loss(scores, k, tau, margin, options)
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
@@ -98,7 +96,7 @@ def smooth_topk_loss(
         input,
         target,
         block_cost=block_cost(margin, 8 * k),
-        kernel=KernelLoss(k, margin_obstacle(margin), by_kernel),
+        kernel=KernelLoss(k, margin_obstacle(margin), call, by_kernel),
         **options,
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from topkit.kernels.esp_rows import log_esp_kernel, marginal_constants_kernel
 from topkit.kernels.launch import launch
-from topkit.kernels.rows import Tiles, gradient, plan, read_states, row_buffer
+from topkit.kernels.rows import Tiles, gradient, plan, read_states, row_buffer, with_whole_rows
 from topkit.reference.row_blocks import plain_backward
 
 Operator = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ class _WithPlainBackward(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(scores)
         ctx.plain = plain
-        return kernel(scores if scores.stride(1) == 1 else scores.contiguous(), k)
+        return kernel(with_whole_rows(scores), k)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

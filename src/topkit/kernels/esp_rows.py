@@ -3,14 +3,27 @@
 import triton
 import triton.language as tl
 
-from topkit.kernels.row_constants import (
-    load_sums,
-    merge_parts,
-    newton,
-    times,
-    without_each_head,
-)
+from topkit.kernels.row_constants import load_sums, merge_parts, newton, polynomials
 from topkit.kernels.row_state import LOWEST
+
+
+@triton.jit
+def whole_rows(
+    buffer,
+    rows,
+    parts,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """This program's rows (R), whether they exist, and where their states are, pieces merged."""
+    states = buffer + 1
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    if PARTS > 1:
+        merge_parts(states, row, inside, parts, 1.0, K, SLOTS, ROWS, PARTS)
+    return row, inside, states + row * parts * (3 * K + 2)
 
 
 @triton.jit
@@ -34,12 +47,7 @@ def log_esp_kernel(
     ROWS: tl.constexpr,
 ):
     """Log σ_0 … log σ_K of ROWS rows: the heads join in log space, where nothing underflows."""
-    states = buffer + 1
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
-    if PARTS > 1:
-        merge_parts(states, row, inside, parts, 1.0, K, SLOTS, ROWS, PARTS)
-    state = states + row * parts * (3 * K + 2)
+    row, inside, state = whole_rows(buffer, rows, parts, K, SLOTS, PARTS, ROWS)
     q = newton(load_sums(state, inside, K), K)
     log_s = ()
     for j in tl.static_range(K + 1):
@@ -81,23 +89,10 @@ def marginal_constants_kernel(
     ROWS: tl.constexpr,
 ):
     """Replace states by the constants of ``π_i = u_i Σ_m (−u_i)^m S_{K−1−m} / S_K``."""
-    states = buffer + 1
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
-    if PARTS > 1:
-        merge_parts(states, row, inside, parts, 1.0, K, SLOTS, ROWS, PARTS)
-    constants = states + row * parts * (3 * K + 2)
+    _, inside, constants = whole_rows(buffer, rows, parts, K, SLOTS, PARTS, ROWS)
     slots = tl.arange(0, SLOTS)[None, :]
     kept = inside[:, None] & (slots < K)
-    threshold = tl.load(constants + 3 * K, inside, 0.0)[:, None]
-    heads = tl.load(constants[:, None] + slots, kept, 0.0)
-    inverted = tl.exp(threshold - tl.where(heads < threshold, threshold, heads))
-    sums = load_sums(constants[:, None], kept, K)
-    tl.debug_barrier()
-    tl.store(constants[:, None] + slots, inverted, kept)
-    tl.debug_barrier()
-    product = without_each_head(newton(sums, K), constants, kept, K)
-    whole = times(product, inverted, K)
+    _, _, product, whole = polynomials(constants, inside, 1.0, K, SLOTS)
     over = 1 / whole[K]
     of_tail = over
     for j in tl.static_range(1, K + 1):

@@ -9,8 +9,8 @@ from torch import Tensor
 from topkit.dispatch import LossOptions
 from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.noised_rows import noised_gradient_kernel, noised_kernel
-from topkit.kernels.rows import MOST_PROGRAMS, power_of_two
-from topkit.kernels.smooth import per_class
+from topkit.kernels.rows import MOST_PROGRAMS, power_of_two, room_for_heads, with_whole_rows
+from topkit.kernels.smooth import per_class_or_number
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
@@ -25,7 +25,7 @@ def noised_topk(
     """The k-th largest noised score of (R, n) scores, averaged over samples, (R)."""
     seed = draw_seed(scores, generator)
     result: Tensor = _Noised.apply(
-        scores if scores.stride(1) == 1 else scores.contiguous(),
+        with_whole_rows(scores),
         seed,
         None,
         None,
@@ -53,22 +53,28 @@ def noised_loss(
 ) -> Tensor:
     """The reduced loss of (R, n) scores with the (k + 1)-th largest, or with "none" (R) losses."""
     labels, weight, ignore_index, reduction, _ = options
+    margins, number = per_class_or_number(margin, scores)
     seed = draw_seed(scores, generator)
     result: Tensor = _Noised.apply(
-        scores if scores.stride(1) == 1 else scores.contiguous(),
+        with_whole_rows(scores),
         seed,
         labels,
-        per_class(margin, scores),
-        None if weight is None else weight.float().contiguous(),
+        margins,
+        weight,
         int(k) + 1,
         epsilon,
         int(samples),
-        0.0 if isinstance(margin, Tensor) else margin,
+        number,
         scale,
         int(ignore_index),
         reduction,
     )
     return result
+
+
+def room_for_samples(samples: int) -> int:
+    """Samples in a tile: noise comes in fours."""
+    return max(4, power_of_two(samples))
 
 
 def draw_seed(scores: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -127,8 +133,8 @@ class _Noised(torch.autograd.Function):
             ),
             (
                 k,
-                max(2, power_of_two(k)),
-                max(4, power_of_two(samples)),
+                room_for_heads(k),
+                room_for_samples(samples),
                 labels is not None,
                 margins is not None,
                 weight is not None,
@@ -177,7 +183,7 @@ def _gradient(ctx: Any, outgoing: Tensor) -> Tensor:
             ctx.samples,
             outgoing.stride(0) if outgoing.dim() else 0,
         ),
-        (max(4, power_of_two(ctx.samples)), labels is not None, ctx.mean, GRADIENT_ROWS),
+        (room_for_samples(ctx.samples), labels is not None, ctx.mean, GRADIENT_ROWS),
         1,
         scores,
     )

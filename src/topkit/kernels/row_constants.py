@@ -114,6 +114,26 @@ def without_each_head(q, inverted, there, K: tl.constexpr):
 
 
 @triton.jit
+def polynomials(constants, inside, temperature, K: tl.constexpr, SLOTS: tl.constexpr):
+    """Threshold (R), inverted heads, products without each head, and with all, (R, SLOTS) each.
+
+    The inverted heads take the place of the heads in memory, where all columns can read them.
+    """
+    slots = tl.arange(0, SLOTS)[None, :]
+    kept = inside[:, None] & (slots < K)
+    threshold = tl.load(constants + 3 * K, inside, 0.0)
+    heads = tl.load(constants[:, None] + slots, kept, 0.0)
+    height = tl.where(heads < threshold[:, None], threshold[:, None], heads)
+    inverted = tl.exp((threshold[:, None] - height) / temperature)
+    tl.debug_barrier()
+    tl.store(constants[:, None] + slots, inverted, kept)
+    tl.debug_barrier()
+    sums = load_sums(constants[:, None], kept, K)
+    product = without_each_head(newton(sums, K), constants, kept, K)
+    return threshold, inverted, product, times(product, inverted, K)
+
+
+@triton.jit
 def softplus(z):
     """log(1 + exp(z)), to the last digit also where it is small."""
     e = tl.exp(-tl.abs(z))
@@ -194,16 +214,7 @@ def finish_rows(
     constants = states + row * parts * (3 * K + 2)
     slots = tl.arange(0, SLOTS)[None, :]
     kept = inside[:, None] & (slots < K)
-    threshold = tl.load(constants + 3 * K, inside, 0.0)
-    heads = tl.load(constants[:, None] + slots, kept, 0.0)
-    height = tl.where(heads < threshold[:, None], threshold[:, None], heads)
-    inverted = tl.exp((threshold[:, None] - height) / (K * tau))
-    tl.debug_barrier()
-    tl.store(constants[:, None] + slots, inverted, kept)
-    tl.debug_barrier()
-    sums = load_sums(constants[:, None], kept, K)
-    product = without_each_head(newton(sums, K), constants, kept, K)
-    whole = times(product, inverted, K)
+    threshold, inverted, product, whole = polynomials(constants, inside, K * tau, K, SLOTS)
     upper = tl.sum(tl.where(slots == 0, whole[K], 0.0), 1)
     lower = tl.sum(tl.where(slots == 0, whole[K - 1], 0.0), 1)
 

@@ -57,7 +57,7 @@ def plan(rows: int, columns: int, k: int, exact: bool = False) -> Tiles:
 
 
 def _plan(rows: int, columns: int, k: int, exact: bool) -> Tiles:
-    slots = max(2, power_of_two(k))
+    slots = room_for_heads(k)
     small = rows * columns <= SMALL and columns <= 2**14
     joined = small and k <= LARGEST_K_JOINED and not exact
     if joined and columns > 1024:
@@ -184,6 +184,16 @@ def gradient(
         scores,
     )
     return result
+
+
+def with_whole_rows(scores: Tensor) -> Tensor:
+    """Scores whose rows lie in one piece in memory."""
+    return scores if scores.stride(1) == 1 else scores.contiguous()
+
+
+def room_for_heads(k: int) -> int:
+    """Slots for k heads."""
+    return max(2, power_of_two(k))
 
 
 def power_of_two(number: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from topkit.dispatch import LossOptions, check_devices
 from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.row_constants import smooth_loss_kernel
-from topkit.kernels.rows import LOG2_E, gradient, plan, read_states, row_buffer
+from topkit.kernels.rows import LOG2_E, gradient, plan, read_states, row_buffer, with_whole_rows
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward
 
 
@@ -19,14 +19,15 @@ def smooth_loss(
 ) -> Tensor:
     """The reduced loss of (R, n) scores, or with "none" (R) losses, in float32."""
     labels, weight, ignore_index, reduction, plain = options
+    margins, number = per_class_or_number(margin, scores)
     result: Tensor = _SmoothLoss.apply(
-        scores if scores.stride(1) == 1 else scores.contiguous(),
+        with_whole_rows(scores),
         labels,
-        per_class(margin, scores),
-        None if weight is None else weight.float().contiguous(),
+        margins,
+        weight,
         int(k),
         float(tau),
-        0.0 if isinstance(margin, Tensor) else float(margin),
+        number,
         int(ignore_index),
         reduction,
         None if torch.compiler.is_compiling() else plain,
@@ -34,14 +35,14 @@ def smooth_loss(
     return result
 
 
-def per_class(margin: float | Tensor, scores: Tensor) -> Tensor | None:
-    """Margins in float32, or None for a number."""
+def per_class_or_number(margin: float | Tensor, scores: Tensor) -> tuple[Tensor | None, float]:
+    """Margins in float32 and 0, or none and a number."""
     if not isinstance(margin, Tensor):
-        return None
+        return None, float(margin)
     if margin.dim() == 0:
         margin = margin.to(scores.device)
     check_devices(scores, margin=margin)
-    return margin.float().expand(scores.shape[1]).contiguous()
+    return margin.float().expand(scores.shape[1]).contiguous(), 0.0
 
 
 class _SmoothLoss(torch.autograd.Function):

@@ -3,6 +3,7 @@
 The one place that chooses between the algorithms of :mod:`topkit.reference`.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -40,15 +41,12 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     power = by_power_sums(k, scores.dtype, scores.device)
     algorithm = power_sums.log_esp if power else log_esp_tree
 
-    def reference(rows: Tensor) -> Tensor:
-        return _by_rows(partial(algorithm, k=k), rows, k=k)
+    def by_kernel(rows: Tensor, reference: RowFunction) -> Tensor:
+        from topkit.kernels import esp
 
-    if kernel_serves(scores, k, log_esp_obstacle(k) or kernel_obstacle()):
-        from topkit.kernels.esp import log_esp as by_kernel
+        return esp.log_esp(rows, k, reference)
 
-        result = by_kernel(scores.reshape(-1, scores.shape[-1]), k, reference)
-        return result.reshape(*scores.shape[:-1], -1).to(scores.dtype)
-    return reference(scores).to(scores.dtype)
+    return _computed(scores, k, algorithm, by_kernel, log_esp_obstacle(k))
 
 
 def topk_marginals(scores: Tensor, k: int) -> Tensor:
@@ -77,15 +75,12 @@ def topk_marginals(scores: Tensor, k: int) -> Tensor:
     power = by_power_sums(k, scores.dtype, scores.device)
     algorithm = power_sums.marginals if power else tree.marginals
 
-    def reference(rows: Tensor) -> Tensor:
-        return _by_rows(partial(algorithm, k=k), rows, k=k)
+    def by_kernel(rows: Tensor, reference: RowFunction) -> Tensor:
+        from topkit.kernels import esp
 
-    if kernel_serves(scores, k, kernel_obstacle()):
-        from topkit.kernels.esp import topk_marginals as by_kernel
+        return esp.topk_marginals(rows, k, reference)
 
-        result = by_kernel(scores.reshape(-1, scores.shape[-1]), k, reference)
-        return result.reshape(*scores.shape[:-1], -1).to(scores.dtype)
-    return reference(scores).to(scores.dtype)
+    return _computed(scores, k, algorithm, by_kernel)
 
 
 def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Tensor:
@@ -127,6 +122,26 @@ def log_esp_obstacle(k: int) -> str | None:
 def kernel_obstacle() -> str | None:
     """What the operators' kernels do not do: their derivatives are those of the reference."""
     return "these operators in torch.compile" if torch.compiler.is_compiling() else None
+
+
+def _computed(
+    scores: Tensor,
+    k: int,
+    algorithm: RowFunction,
+    by_kernel: Callable[[Tensor, RowFunction], Tensor],
+    obstacle: str | None = None,
+) -> Tensor:
+    """An operator on (…, n) scores by its kernel, if that can serve, or by the reference."""
+
+    def reference(rows: Tensor) -> Tensor:
+        return _by_rows(partial(algorithm, k=k), rows, k=k)
+
+    if kernel_serves(scores, k, obstacle or kernel_obstacle()):
+        result = by_kernel(scores.reshape(-1, scores.shape[-1]), reference)
+        result = result.reshape(*scores.shape[:-1], -1)
+    else:
+        result = reference(scores)
+    return result.to(scores.dtype)
 
 
 def _by_rows(function: RowFunction, scores: Tensor, *others: Tensor, k: int) -> Tensor:
