@@ -1,6 +1,9 @@
 """Command line: ``python -m benchmarks speed``, ``study`` and ``tables``."""
 
 import argparse
+import os
+
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its workers would disturb the times
 
 from benchmarks import speed, study, tables
 from benchmarks.environment import default_device

@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks.candidates import BASE, OURS
 from benchmarks.markdown import hardware, number, shape, table
+from benchmarks.speed_gpu import DEFAULTS
 
 Record = dict[str, Any]
 
@@ -67,6 +68,24 @@ def gpu(record: Record) -> str:
     )
 
 
+def device(record: Record) -> str:
+    """Time of the device alone, as if the host took none."""
+    names = [name for name in COLUMNS if name in DEFAULTS]
+    rows = []
+    for name, losses in by_shape(record["rows"]).items():
+        base = losses[BASE, "3·randn"]
+        cells = [number(base["milliseconds"]), number(base["milliseconds_of_device"])]
+        for loss in names:
+            taken = losses[loss, "3·randn"]["milliseconds_of_device"]
+            cells.append(number(float(f"{taken / base['milliseconds_of_device']:.3g}")))
+        rows.append((name, *cells))
+    head = ("N × C", "cross-entropy, ms", "on the device, ms", *(COLUMNS[name] for name in names))
+    return (
+        "The device alone, with all launches waiting in its queue before it begins: milliseconds "
+        f"of `F.cross_entropy`, and ratios to these ({hardware(record)}):\n\n" + table(head, rows)
+    )
+
+
 def errors(record: Record) -> str:
     """How wrong the losses are at most, in a sentence."""
     worst: dict[str, float] = {}
@@ -109,11 +128,20 @@ def growth(record: Record) -> str:
             f"{row['classes']:,}",
             number(row["milliseconds_of_base"]),
             number(row["milliseconds"]),
+            number(row["milliseconds_of_base_on_device"]),
+            number(row["milliseconds_of_device"]),
             number(row["nanoseconds_per_logit"]),
         )
         for row in record["growth"]
     ]
-    head = ("classes", "cross-entropy, ms", "topkit, k = 5, ms", "ns a logit")
+    head = (
+        "classes",
+        "cross-entropy, ms",
+        "topkit, k = 5, ms",
+        "cross-entropy, device alone",
+        "topkit, device alone",
+        "ns a logit",
+    )
     samples = record["growth"][0]["samples"]
     return f"Forward + backward of {samples} rows ({hardware(record)}):\n\n" + table(head, rows)
 

@@ -15,6 +15,7 @@ Render = Callable[[dict[str, Any]], str]
 
 SPEED_GPU: dict[str, Render] = {
     "speed-gpu": speed_tables.gpu,
+    "device-gpu": speed_tables.device,
     "memory-gpu": speed_tables.memory,
     "growth-gpu": speed_tables.growth,
     "dtypes-gpu": speed_tables.dtypes,

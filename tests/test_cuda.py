@@ -1,6 +1,7 @@
 """On a CUDA device: the CPU's results by kernels, and no waiting for the device."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,7 +21,9 @@ CLASSES = 300
 
 @pytest.fixture
 def no_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
 
