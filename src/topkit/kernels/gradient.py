@@ -7,7 +7,7 @@ known, are written over it. Marginal probabilities have the same form, and are w
 import triton
 import triton.language as tl
 
-from topkit.kernels.row_state import relative
+from topkit.kernels.row_state import multiple, relative
 
 
 @triton.jit(
@@ -35,12 +35,16 @@ def gradient_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of ROWS rows and BLOCK columns, scaled by the outgoing gradient."""
+    """Gradient of ROWS rows and BLOCK columns, scaled by the outgoing gradient.
+
+    ``columns`` and ``stride`` are multiples of ALIGNED.
+    """
     rate = tl.cast(rate, tl.float32)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     begin = tl.program_id(1) * BLOCK
     column = begin + tl.arange(0, BLOCK)[None, :]
+    columns, stride = multiple(columns, ALIGNED), multiple(stride, ALIGNED)
     there = inside[:, None] & (column < columns)
     constants = buffer + 1 + row * parts * (3 * K + 2)
 
@@ -51,7 +55,7 @@ def gradient_kernel(
     alive = slope != 0
     scale = tl.where(alive, scale, 0.0)
     threshold = tl.load(constants + 3 * K, inside, 0.0).to(tl.float32)
-    line = scores + row[:, None] * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
+    line = scores + row[:, None] * tl.cast(stride, tl.int64)
     x = tl.load(line + column, there, float("-inf")).to(tl.float32)
     u = relative(x, threshold[:, None], rate, PRECISION)
     c = tl.load(constants + 3 * K - 1, inside, 0.0) * scale
@@ -60,7 +64,7 @@ def gradient_kernel(
         c = tl.load(constants + 3 * K - 1 - j, inside, 0.0) * scale
         value = (value + c.to(u.dtype)[:, None]) * u
     value = tl.where(alive[:, None], value, 0.0)
-    out = gradient + row[:, None] * tl.multiple_of(tl.cast(columns, tl.int64), ALIGNED)
+    out = gradient + row[:, None] * tl.cast(columns, tl.int64)
     tl.store(out + column, value, there)
 
     tl.debug_barrier()

@@ -1,6 +1,5 @@
 """The noised top-k and its loss on a GPU: no tensor of noise, sparse gradients."""
 
-from math import gcd
 from typing import Any
 
 import torch
@@ -9,7 +8,13 @@ from torch import Tensor
 from topkit.dispatch import LossOptions
 from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.noised_rows import noised_gradient_kernel, noised_kernel
-from topkit.kernels.rows import MOST_PROGRAMS, power_of_two, room_for_heads, with_whole_rows
+from topkit.kernels.rows import (
+    MOST_PROGRAMS,
+    alignment,
+    power_of_two,
+    room_for_heads,
+    with_whole_rows,
+)
 from topkit.kernels.smooth import per_class_or_number
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
@@ -139,7 +144,7 @@ class _Noised(torch.autograd.Function):
                 margins is not None,
                 weight is not None,
                 reduction,
-                gcd(scores.stride(0), 16),
+                alignment(scores),
                 block,
                 TILE,
             ),

@@ -11,7 +11,15 @@ import triton
 import triton.language as tl
 
 from topkit.kernels.row_constants import add_up
-from topkit.kernels.row_state import ABSENT, NOWHERE, as_key, as_score, no_heads, take_heads
+from topkit.kernels.row_state import (
+    ABSENT,
+    NOWHERE,
+    as_key,
+    as_score,
+    multiple,
+    no_heads,
+    take_heads,
+)
 
 FARTHEST = tl.constexpr(5.43)
 """The quantile of 1 − 2^−25, rounded up."""
@@ -181,10 +189,11 @@ def noised_kernel(
     seed = tl.load(seeds)
     room = candidates + tl.program_id(0) * (2 * BLOCK)
     sample = tl.arange(0, SAMPLES)
+    columns = multiple(columns, ALIGNED)
     all_losses = tl.zeros((), tl.float64)
     all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        line = scores + tl.cast(row, tl.int64) * tl.multiple_of(tl.cast(stride, tl.int64), ALIGNED)
+        line = scores + tl.cast(row, tl.int64) * tl.cast(multiple(stride, ALIGNED), tl.int64)
         bound, spoilt = row_bound(
             line, room, columns, seed, row, samples, epsilon, K, SLOTS, SAMPLES, BLOCK, TILE
         )

@@ -128,7 +128,7 @@ def read_states(
             tiles.slots,
             labels is not None,
             tiles.precision,
-            gcd(stride, 16),
+            alignment(scores),
             tiles.rows,
             tiles.block,
         ),
@@ -176,7 +176,7 @@ def gradient(
             labels is not None,
             mean,
             tiles.precision,
-            gcd(stride, columns, 16),
+            alignment(scores),
             tiles.gradient_rows,
             tiles.gradient_block,
         ),
@@ -184,6 +184,11 @@ def gradient(
         scores,
     )
     return result
+
+
+def alignment(scores: Tensor) -> int:
+    """What divides the beginnings and the lengths of rows, as far as it matters for reading."""
+    return gcd(scores.stride(0), scores.shape[1], 16)
 
 
 def with_whole_rows(scores: Tensor) -> Tensor:

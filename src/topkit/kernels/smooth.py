@@ -1,7 +1,6 @@
 r"""The smooth top-k loss on a GPU: two reads of the logits, one write of their gradient."""
 
 from collections.abc import Callable
-from math import gcd
 from typing import Any
 
 import torch
@@ -10,7 +9,15 @@ from torch import Tensor
 from topkit.dispatch import LossOptions, check_devices
 from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.row_constants import smooth_loss_kernel
-from topkit.kernels.rows import LOG2_E, gradient, plan, read_states, row_buffer, with_whole_rows
+from topkit.kernels.rows import (
+    LOG2_E,
+    alignment,
+    gradient,
+    plan,
+    read_states,
+    row_buffer,
+    with_whole_rows,
+)
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward
 
 
@@ -96,7 +103,7 @@ class _SmoothLoss(torch.autograd.Function):
                 reduction,
                 tiles.joined,
                 tiles.precision,
-                gcd(stride, 16) if tiles.joined else 1,
+                alignment(scores) if tiles.joined else 1,
                 tiles.constant_rows,
                 tiles.block if tiles.joined else 1,
             ),
