@@ -1,11 +1,11 @@
-"""Command line: ``python -m benchmarks speed``, ``study`` and ``tables``."""
+"""Command line: ``python -m benchmarks speed``, ``study``, ``prediction`` and ``tables``."""
 
 import argparse
 import os
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its workers would disturb the times
 
-from benchmarks import speed, study, tables
+from benchmarks import prediction, speed, study, tables
 from benchmarks.environment import default_device
 
 
@@ -19,10 +19,15 @@ def main() -> None:
     for command in measured.values():
         command.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
         command.add_argument("--quick", action="store_true", help="a small part, to try it out")
+    predicted = commands.add_parser("prediction", help="lists and sets of labels, saved logits")
+    predicted.add_argument("--logits", nargs="+", required=True, metavar="FILE")
+    predicted.add_argument("--quick", action="store_true", help="one split, to try it out")
     commands.add_parser("tables", help="tables and plots of the documents from the results")
     arguments = parser.parse_args()
     if arguments.command == "tables":
         tables.main()
+    elif arguments.command == "prediction":
+        prediction.main(arguments.logits, arguments.quick)
     else:
         run = {"speed": speed.main, "study": study.main}[arguments.command]
         run(arguments.device, arguments.quick)

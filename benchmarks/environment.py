@@ -60,10 +60,12 @@ def describe(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit, marked if the library was changed since; TOPKIT_COMMIT where git knows none."""
+    """The commit, marked if the library was changed since; TOPKIT_COMMIT where git does not know."""
+    if given := os.environ.get("TOPKIT_COMMIT"):
+        return given
     head = git("rev-parse", "--short", "HEAD")
     if not head:
-        return os.environ.get("TOPKIT_COMMIT", "unknown")
+        return "unknown"
     return head + ("+changes" if git("status", "--porcelain", "--", "src") else "")
 
 

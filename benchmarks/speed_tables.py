@@ -46,6 +46,25 @@ def cpu(record: Record) -> str:
     )
 
 
+def short(record: Record) -> str:
+    """One line a shape, ours by default and, in brackets, on the device alone."""
+    rows = []
+    for name, losses in by_shape(record["rows"]).items():
+        base = losses[BASE, "3·randn"]
+        cells = [number(base["milliseconds"])]
+        for loss in DEFAULTS:
+            row = losses[loss, "3·randn"]
+            alone = row["milliseconds_of_device"] / base["milliseconds_of_device"]
+            cells.append(f"{number(row['ratio'])} ({alone:.2f})")
+        rows.append((name, *cells))
+    head = ("N × C", "cross-entropy, ms", *(COLUMNS[name] for name in DEFAULTS))
+    return (
+        table(head, rows)
+        + f"\n\n3·randn float32 logits, noised with 10 samples; in brackets the ratio of the device's "
+        f"own times ({hardware(record)})."
+    )
+
+
 def gpu(record: Record) -> str:
     """One line a shape, one column a loss: ratios for random and, in brackets, zero logits."""
     found = by_shape(record["rows"])

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks import speed_tables, study_tables
+from benchmarks import prediction_tables, speed_tables, study_tables
 from benchmarks.environment import ROOT, read
 
 Render = Callable[[dict[str, Any]], str]
 
 SPEED_GPU: dict[str, Render] = {
     "speed-gpu": speed_tables.gpu,
+    "speed-gpu-short": speed_tables.short,
     "device-gpu": speed_tables.device,
     "memory-gpu": speed_tables.memory,
     "growth-gpu": speed_tables.growth,
@@ -26,6 +27,10 @@ STUDY: dict[str, Render] = {
     "loss-errors": study_tables.loss_errors,
     "gradient-errors": study_tables.gradient_errors,
     "published": study_tables.published,
+}
+PREDICTION: dict[str, Render] = {
+    "prediction": prediction_tables.accuracy,
+    "prediction-sets": prediction_tables.sets,
 }
 
 
@@ -51,6 +56,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield "speed-cpu", speed_tables.cpu(record)
     if record := read("speed-gpu"):
         yield from ((name, render(record)) for name, render in SPEED_GPU.items())
+    if record := read("prediction"):
+        yield from ((name, render(record)) for name, render in PREDICTION.items())
     for place in ("cpu", "gpu"):
         if record := read(f"study-{place}"):
             yield from ((f"{name}-{place}", render(record)) for name, render in STUDY.items())

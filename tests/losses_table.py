@@ -5,7 +5,7 @@ states the paper's formula. :func:`by_hand` makes of it what ``cross_entropy`` w
 by sample and class by class.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -32,6 +32,8 @@ class Loss:
     parameters: dict[str, Any] = field(default_factory=dict)
     """All parameters but k and margin."""
     takes_k: bool = True
+    mixes_k: bool = False
+    """Whether k is a mapping from several lengths to their weights."""
     takes_margin: bool = True
     smooth: bool = False
     """Whether it has derivatives of every order."""
@@ -44,7 +46,7 @@ class Loss:
         """All parameters, for so many classes, with one margin or one for each class."""
         result = dict(self.parameters)
         if self.takes_k:
-            result["k"] = k
+            result["k"] = {k: 0.6, min(k + 1, classes - 1): 0.4} if self.mixes_k else k
         if self.takes_margin:
             margins = torch.linspace(0.1, 0.9, classes, dtype=torch.float64)
             result["margin"] = margins if per_class else 0.7
@@ -52,7 +54,7 @@ class Loss:
 
     def fixed(self, shape: Sequence[int]) -> dict[str, Tensor]:
         """What makes a call with an input of this shape repeatable: the noise, if there is any."""
-        if "samples" not in self.parameters:
+        if self.parameters.get("samples") is None:
             return {}
         noise_shape = (*shape, self.parameters["samples"])
         generator = torch.Generator().manual_seed(1)
@@ -107,6 +109,20 @@ def noised_oracle(
     return (scale * (of_class(margin, label) + rival - scores[label])).relu()
 
 
+def expected_oracle(
+    scores: Tensor,
+    label: int,
+    k: int,
+    epsilon: float,
+    samples: None,
+    margin: float | Tensor,
+    scale: float,
+) -> Tensor:
+    """With the operator that tests/test_expected.py proves."""
+    rival = topkit.expected_topk(scores, k + 1, epsilon)
+    return (scale * (of_class(margin, label) + rival - scores[label])).relu()
+
+
 def ldam_oracle(scores: Tensor, label: int, margin: float | Tensor, scale: float) -> Tensor:
     is_label = (torch.arange(len(scores)) == label).to(scores)
     return -(scale * (scores - of_class(margin, label) * is_label)).log_softmax(0)[label]
@@ -115,6 +131,17 @@ def ldam_oracle(scores: Tensor, label: int, margin: float | Tensor, scale: float
 def focal_oracle(scores: Tensor, label: int, gamma: float) -> Tensor:
     log_p = scores.log_softmax(0)[label]
     return (1 - log_p.exp()) ** gamma * -log_p
+
+
+def topk_cross_entropy_oracle(scores: Tensor, label: int, k: int | Mapping[int, float]) -> Tensor:
+    """The share of lists that hold the label, each as probable as its scores are high."""
+    lengths = k if isinstance(k, Mapping) else {k: 1.0}
+    share = 0.0
+    for length, weight in lengths.items():
+        lists = torch.tensor(list(combinations(range(len(scores)), length)))
+        chances = scores[lists].sum(1).softmax(0)
+        share += weight / sum(lengths.values()) * chances[(lists == label).any(1)].sum()
+    return -share.log()
 
 
 def of_class(margin: float | Tensor, label: int) -> float | Tensor:
@@ -130,6 +157,25 @@ LOSSES = [
         parameters={"tau": 0.8},
         smooth=True,
         as_cross_entropy={"k": 1, "tau": 1.0, "margin": 0.0},
+    ),
+    Loss(
+        name="topk_cross_entropy",
+        module=topkit.TopKCrossEntropyLoss,
+        function=TF.topk_cross_entropy,
+        oracle=topk_cross_entropy_oracle,
+        takes_margin=False,
+        smooth=True,
+        as_cross_entropy={"k": 1},
+    ),
+    Loss(
+        name="mixed_topk_cross_entropy",
+        module=topkit.TopKCrossEntropyLoss,
+        function=TF.topk_cross_entropy,
+        oracle=topk_cross_entropy_oracle,
+        mixes_k=True,
+        takes_margin=False,
+        smooth=True,
+        as_cross_entropy={"k": {1: 3.0}},
     ),
     Loss(
         name="hinge",
@@ -155,6 +201,13 @@ LOSSES = [
         function=TF.noised_topk_loss,
         oracle=noised_oracle,
         parameters={"epsilon": 0.5, "samples": 3, "scale": 1.5},
+    ),
+    Loss(
+        name="expected",
+        module=topkit.NoisedTopKLoss,
+        function=TF.noised_topk_loss,
+        oracle=expected_oracle,
+        parameters={"epsilon": 0.5, "samples": None, "scale": 1.5},
     ),
     Loss(
         name="ldam",

@@ -28,6 +28,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size)
         "topkit.SmoothTopKLoss(k=40)",
         "topkit.SmoothTopKLoss(k=5, label_smoothing=0.1)",
         "topkit.NoisedTopKLoss(k=5)",
+        "topkit.TopKCrossEntropyLoss(k=5)",
     ],
 )
 def test_at_most_three_tensors_of_the_logits_size(criterion):

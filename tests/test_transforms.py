@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 
 C = CLASSES
 SMOOTH = [loss for loss in LOSSES if loss.smooth]
-NOISED = [loss for loss in LOSSES if "samples" in loss.parameters]
+NOISED = [loss for loss in LOSSES if loss.parameters.get("samples")]
 
 
 def name(loss: Loss) -> str:

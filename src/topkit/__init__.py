@@ -8,31 +8,56 @@ tensor(0.6931)
 
 from topkit import functional
 from topkit.dispatch import use_backend
+from topkit.functional import topk_accuracy
+from topkit.heads import CosineClassifier
 from topkit.losses import (
     CalibratedTopKHingeLoss,
     ConvexTopKHingeLoss,
     FocalLoss,
     LDAMLoss,
+    MultiLabelSmoothTopKLoss,
     NoisedTopKLoss,
     SmoothTopKLoss,
+    TopKCrossEntropyLoss,
     TopKHingeLoss,
 )
-from topkit.operators import class_margins, log_esp, noised_topk, topk_marginals
+from topkit.operators import (
+    class_margins,
+    class_weights,
+    expected_topk,
+    log_esp,
+    noised_topk,
+    topk_marginals,
+)
+from topkit.prediction import predict_topk
+from topkit.reweighting import DeferredReweighting
+from topkit.sets import AverageKSets, ConformalSets, TopKSets
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AverageKSets",
     "CalibratedTopKHingeLoss",
+    "ConformalSets",
     "ConvexTopKHingeLoss",
+    "CosineClassifier",
+    "DeferredReweighting",
     "FocalLoss",
     "LDAMLoss",
+    "MultiLabelSmoothTopKLoss",
     "NoisedTopKLoss",
     "SmoothTopKLoss",
+    "TopKCrossEntropyLoss",
     "TopKHingeLoss",
+    "TopKSets",
     "class_margins",
+    "class_weights",
+    "expected_topk",
     "functional",
     "log_esp",
     "noised_topk",
+    "predict_topk",
+    "topk_accuracy",
     "topk_marginals",
     "use_backend",
 ]

@@ -8,14 +8,14 @@ from torch import Tensor
 from topkit._transforms import can_look
 
 
-def check_scores(scores: Tensor) -> None:
+def check_scores(scores: Tensor, name: str = "scores") -> None:
     """Require floating-point scores with a last dimension of classes."""
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         given = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"scores must be a floating-point tensor, got {given}")
+        raise TypeError(f"{name} must be a floating-point tensor, got {given}")
     if scores.dim() == 0 or scores.shape[-1] == 0:
         raise ValueError(
-            f"scores must have shape (..., classes) with at least one class, "
+            f"{name} must have shape (..., classes) with at least one class, "
             f"got {tuple(scores.shape)}"
         )
 
@@ -29,9 +29,9 @@ def check_count(name: str, value: int, largest: int | None = None, meaning: str 
         raise ValueError(f"{name} must be {bound}, got {name}={value}")
 
 
-def check_scores_and_k(scores: Tensor, k: int) -> None:
+def check_scores_and_k(scores: Tensor, k: int, name: str = "scores") -> None:
     """Require scores (…, n) and 1 ≤ k ≤ n."""
-    check_scores(scores)
+    check_scores(scores, name)
     check_count("k", k, scores.shape[-1], "the number of classes")
 
 
@@ -81,11 +81,11 @@ def check_margin(margin: float | Tensor) -> None:
     return None
 
 
-def check_temperature(tau: float) -> None:
+def check_temperature(value: float, name: str = "tau") -> None:
     """Require a temperature that float32 can divide by."""
-    check_number("tau", tau, positive=True)
-    if not 1e-30 <= tau <= 1e30:
-        raise ValueError(f"tau must be from 1e-30 to 1e30, got tau={tau}")
+    check_number(name, value, positive=True)
+    if not 1e-30 <= value <= 1e30:
+        raise ValueError(f"{name} must be from 1e-30 to 1e30, got {name}={value}")
 
 
 def check_per_class(name: str, value: Tensor, classes: int | None = None) -> None:

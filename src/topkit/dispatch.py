@@ -59,8 +59,9 @@ _backend = "auto"
 def use_backend(name: str) -> Iterator[None]:
     """Choose who computes, in the whole process, until the block ends.
 
-    Concerns the smooth and the noised loss with class indices, and the operators ``log_esp``,
-    ``topk_marginals`` and ``noised_topk``; the other losses have one implementation.
+    Concerns the smooth loss, the top-k cross-entropy and the noised loss with class indices, and
+    the operators ``log_esp``, ``topk_marginals`` and ``noised_topk``; the other losses have one
+    implementation.
 
     Args:
         name: ``"auto"``: kernels where they can serve (the default); ``"reference"``: plain
@@ -129,15 +130,16 @@ def known_call(
         return None
     if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         return None
-    if input.device.type not in DEVICES or input.dtype != torch.float32 or input.dim() != 2:
+    if input.device.type not in DEVICES or input.dtype not in DTYPES or input.dim() != 2:
         return None
     if target.dtype != torch.int64 or not target.is_contiguous():
         return None
     kinds = tuple(map(type, (*parameters, *options.values())))
     if not (PLAIN.issuperset(kinds) and plain_tensor(input) and plain_tensor(target)):
         return None
-    described = (input.shape, input.stride(), target.shape, target.device, input.device)
-    return *described, kinds, parameters, *options.items()
+    places = (input.device, target.device)
+    described = (input.dtype, input.shape, input.stride(), target.shape)
+    return *places, *described, kinds, parameters, *options.items()
 
 
 def was_served(call: Call | None, input: Tensor) -> bool:

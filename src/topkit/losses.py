@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from topkit._checks import (
     check_temperature,
 )
 from topkit.functional._contract import Options, check_options
+from topkit.functional.topk_cross_entropy import check_lengths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -122,6 +124,82 @@ class SmoothTopKLoss(_MarginLoss):
         )
 
 
+class MultiLabelSmoothTopKLoss(_MarginLoss):
+    """Smooth top-k loss of a set, see :func:`topkit.functional.multilabel_smooth_topk_loss`.
+
+    For tags, or wherever several classes are right at once. The target holds class indices (N, P),
+    padded with ``ignore_index``, or is a mask (N, C).
+
+    Args:
+        k: length of the list that should hold each positive, among negatives alone.
+        tau: temperature; small is close to the hinge, large is smoother.
+        margin: a number, or one per class.
+        weight: one weight per class.
+        ignore_index: what pads class indices.
+        reduction: "mean" (over samples that have positives), "sum" or "none".
+
+    Example:
+        >>> criterion = MultiLabelSmoothTopKLoss(k=2)
+        >>> criterion(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[0, 1]]))
+        tensor(0.4021)
+    """
+
+    def __init__(
+        self,
+        k: int = 5,
+        tau: float = 1.0,
+        margin: Margin = 1.0,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(margin, weight=weight, ignore_index=ignore_index, reduction=reduction)
+        del self.label_smoothing  # a set of positives has none
+        check_count("k", k)
+        check_temperature(tau)
+        self.k = k
+        self.tau = tau
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return functional.multilabel_smooth_topk_loss(
+            input,
+            target,
+            self.k,
+            self.tau,
+            self.margin,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+        )
+
+
+class TopKCrossEntropyLoss(_Loss):
+    """Top-k cross-entropy, see :func:`topkit.functional.topk_cross_entropy`.
+
+    For lists that should have probabilities, without margin and temperature.
+
+    Args:
+        k: length of the list that should hold the label, or a mapping from several lengths to
+            their weights.
+        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
+            :class:`torch.nn.CrossEntropyLoss`.
+
+    Example:
+        >>> criterion = TopKCrossEntropyLoss(k={1: 0.5, 2: 0.5})
+        >>> criterion(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1]))
+        tensor(0.7643)
+    """
+
+    def __init__(self, k: int | Mapping[int, float] = 5, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        check_lengths(k)
+        self.k = dict(k) if isinstance(k, Mapping) else k
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return functional.topk_cross_entropy(input, target, self.k, **self.options)
+
+
 class _HingeLoss(_MarginLoss):
     def __init__(self, k: int = 5, margin: Margin = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(margin, **options)
@@ -176,13 +254,14 @@ class CalibratedTopKHingeLoss(_HingeLoss):
 class NoisedTopKLoss(_HingeLoss):
     """Noised top-k hinge loss, see :func:`topkit.functional.noised_topk_loss`.
 
-    The noise is drawn anew in every call, also in ``eval()`` mode; ``forward`` takes ``noise`` or a
-    ``generator`` to fix it.
+    The noise is drawn anew in every call; ``forward`` takes ``noise`` or a ``generator`` to fix it.
+    In ``eval()`` mode the loss is the exact expectation over noise, unless noise is given: losses
+    of validation do not depend on chance.
 
     Args:
         k: length of the list that should hold the label.
         epsilon: size of the noise on the scores.
-        samples: number of noise vectors.
+        samples: number of noise vectors; None for the exact expectation also in training.
         margin: a number, or one per class, see :func:`topkit.class_margins`.
         scale: multiplies the loss before its positive part is taken.
         **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
@@ -199,14 +278,15 @@ class NoisedTopKLoss(_HingeLoss):
         self,
         k: int = 5,
         epsilon: float = 0.2,
-        samples: int = 10,
+        samples: int | None = 10,
         margin: Margin = 1.0,
         scale: float = 1.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(k, margin, **options)
         check_number("epsilon", epsilon, positive=False)
-        check_count("samples", samples)
+        if samples is not None:
+            check_count("samples", samples)
         check_number("scale", scale, positive=True)
         self.epsilon = epsilon
         self.samples = samples
@@ -225,7 +305,7 @@ class NoisedTopKLoss(_HingeLoss):
             target,
             self.k,
             self.epsilon,
-            self.samples,
+            self.samples if self.training or noise is not None else None,
             self.margin,
             self.scale,
             noise=noise,

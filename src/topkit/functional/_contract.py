@@ -110,7 +110,7 @@ def classification_loss(
             losses, total = _indexed(
                 row_loss, scores, labels, weight, ignore_index, label_smoothing, block_cost
             )
-        return _reduced(losses, total, reduction)
+        return reduced(losses, total, reduction)
 
     scores = to_rows(input)
     if kernel is not None and kernel_serves(
@@ -128,7 +128,7 @@ def classification_loss(
         result = reference(scores)
     if reduction == "none":
         result = result.reshape(shape_of_indices(input))
-    return result.to(working_dtype(input.dtype) if autocasting(input) else input.dtype)
+    return as_input(result, input)
 
 
 def _smoothed(chances: Tensor, label_smoothing: float) -> Tensor:
@@ -153,7 +153,7 @@ def _obstacle(
     return None
 
 
-def _reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:
+def reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:
     """(R, 1) losses as one number, or as (R); "mean" divides by the total, if not by R."""
     if reduction == "none":
         return losses.squeeze(1)
@@ -294,6 +294,13 @@ def autocasting(input: Tensor) -> bool:
     """Whether autocast is on for the input's device."""
     device = input.device.type
     return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def as_input(result: Tensor, input: Tensor) -> Tensor:
+    """A loss in the input's precision, or under autocast in that of losses."""
+    if result.dtype == input.dtype:
+        return result
+    return result.to(working_dtype(input.dtype) if autocasting(input) else input.dtype)
 
 
 def to_rows(tensor: Tensor) -> Tensor:

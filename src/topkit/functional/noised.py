@@ -12,6 +12,7 @@ from topkit.dispatch import LossOptions, known_call, loss_options, was_served
 from topkit.functional._contract import (
     KernelLoss,
     Options,
+    as_input,
     check_k,
     check_margin_for,
     class_dimension,
@@ -22,6 +23,7 @@ from topkit.functional._contract import (
     working,
 )
 from topkit.functional.hinge import hinge
+from topkit.operators.expected import expected_topk
 from topkit.operators.noised import check_noise, kernel_obstacle, noised_topk
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def noised_topk_loss(
     target: Tensor,
     k: int = 5,
     epsilon: float = 0.2,
-    samples: int = 10,
+    samples: int | None = 10,
     margin: float | Tensor = 1.0,
     scale: float = 1.0,
     *,
@@ -48,7 +50,9 @@ def noised_topk_loss(
 
     (Garcin et al. 2022, equation 10 with a number as the margin, equation 13 with one margin per
     class; the scale c is that of their experiments with cosine scores, section 4.5). Noise
-    moves the threshold among the scores near it, so these share the gradient, which is sparse.
+    moves the threshold among the scores near it, so these share the gradient, which is sparse. With
+    ``samples=None`` the average is the expectation itself, see :func:`topkit.expected_topk`: the
+    limit of infinitely many noise vectors, without variance, at a higher cost.
 
     Args:
         input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
@@ -56,7 +60,7 @@ def noised_topk_loss(
             a GPU an index that is no class gives NaN.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         epsilon: size of the noise; 0 is :func:`calibrated_topk_hinge_loss`.
-        samples: number B of noise vectors.
+        samples: number B of noise vectors; None for the exact expectation.
         margin: a number, or one per class (see :func:`topkit.class_margins`).
         scale: multiplies the loss before its positive part is taken.
         noise: the noise vectors, of shape ``input.shape + (samples,)``; drawn if not given.
@@ -79,24 +83,31 @@ def noised_topk_loss(
     def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
         from topkit.kernels.noised import noised_loss
 
+        assert samples is not None
         return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
 
     if was_served(call, input):
-        return by_kernel(input, loss_options(target, options))
+        return as_input(by_kernel(input, loss_options(target, options)), input)
 
     check_k(k, input)
     check_margin_for(margin, input)
     check_number("scale", scale, positive=True)
     check_number("epsilon", epsilon, positive=False)
-    check_count("samples", samples)
+    if samples is not None:
+        check_count("samples", samples)
     if noise is not None:
+        if samples is None:
+            raise ValueError("samples=None takes no noise; pass the number of noise vectors")
         check_noise(noise, input, samples)
         by_class = noise.movedim(class_dimension(input), -2)
         noise = by_class.reshape(-1, *by_class.shape[-2:])
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        rival = noised_topk(scores, k + 1, epsilon, samples, noise=noise, generator=generator)
+        if samples is None:
+            rival = expected_topk(scores, k + 1, epsilon)
+        else:
+            rival = noised_topk(scores, k + 1, epsilon, samples, noise=noise, generator=generator)
         label, m = of_label(scores, labels), margin_of_label(margin, labels)
         return scale * hinge(m, rival.unsqueeze(1), label)
 

@@ -17,6 +17,7 @@ from topkit.dispatch import (
 from topkit.functional._contract import (
     KernelLoss,
     Options,
+    as_input,
     block_cost,
     check_k,
     check_margin_for,
@@ -86,7 +87,7 @@ def smooth_topk_loss(
         return classification_loss(row_loss, scores, target, **options)
 
     if was_served(call, input):
-        return by_kernel(input, loss_options(target, options, plain))
+        return as_input(by_kernel(input, loss_options(target, options, plain)), input)
 
     check_k(k, input)
     check_temperature(tau)

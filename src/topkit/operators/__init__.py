@@ -1,7 +1,15 @@
 """Operators on scores: they know nothing of labels' weights, reductions or training."""
 
 from topkit.operators.esp import log_esp, topk_marginals
-from topkit.operators.margins import class_margins
+from topkit.operators.expected import expected_topk
+from topkit.operators.margins import class_margins, class_weights
 from topkit.operators.noised import noised_topk
 
-__all__ = ["class_margins", "log_esp", "noised_topk", "topk_marginals"]
+__all__ = [
+    "class_margins",
+    "class_weights",
+    "expected_topk",
+    "log_esp",
+    "noised_topk",
+    "topk_marginals",
+]

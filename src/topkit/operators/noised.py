@@ -29,7 +29,7 @@ def noised_topk(
 
     (Garcin et al. 2022, Definitions 3.2 and 3.4, equation 11). Its gradient is, for each class,
     the share of samples in which the class was the k-th largest. That is piecewise constant:
-    differentiating twice raises an error.
+    differentiating twice raises an error. :func:`expected_topk` is its expectation.
 
     Args:
         scores: (…, n); −inf marks an absent class.
@@ -89,8 +89,10 @@ def check_noise(noise: Tensor, scores: Tensor, samples: int) -> None:
         )
 
 
-def kernel_obstacle(samples: int, noise: Tensor | None) -> str | None:
+def kernel_obstacle(samples: int | None, noise: Tensor | None) -> str | None:
     """What a call asks that the kernel does not do."""
+    if samples is None:
+        return "samples=None, the exact expectation"
     if noise is not None:
         return "given noise"
     if samples > LARGEST_SAMPLES:

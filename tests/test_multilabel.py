@@ -1,0 +1,555 @@
+"""The smooth top-k loss of several positives: definition, targets, reduction, precision."""
+
+import copy
+import math
+from itertools import combinations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from topkit import MultiLabelSmoothTopKLoss
+from topkit.functional import multilabel_smooth_topk_loss, smooth_topk_loss
+from topkit.reference import row_blocks
+
+# PyTorch's own forward mode still uses what it deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+
+INF = math.inf
+PAD = -100
+C = 7
+TARGET = torch.tensor([[0, 3, PAD, PAD], [6, 1, 6, 2], [PAD, PAD, PAD, PAD], [4, 4, PAD, PAD]])
+MASK = torch.tensor([[c in row for c in range(C)] for row in TARGET.tolist()])
+KINDS = ["indices", "bool", "float"]
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+few_examples = settings(max_examples=50, deadline=None, derandomize=True)
+
+
+def as_target(kind: str) -> Tensor:
+    """The positives of the four samples above: two, three, none and one; some are repeated."""
+    return {"indices": TARGET, "bool": MASK, "float": MASK.double()}[kind]
+
+
+def scores_of(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return 2 * torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def oracle(scores, positives, k, tau=1.0, margin=1.0, weight=None) -> Tensor:
+    """One sample, with all subsets of the negatives: σ_k/σ_{k−1}, as the definition has it."""
+    negatives = [c for c in range(len(scores)) if c not in positives]
+
+    def log_sigma(j: int) -> Tensor:
+        subsets = torch.tensor(list(combinations(negatives, j)), dtype=torch.long)
+        return (scores[subsets].sum(1) / (k * tau)).logsumexp(0)
+
+    if not positives or len(negatives) < k:
+        return 0 * scores.sum()
+    losses = []
+    for y in positives:
+        m = margin[y] if isinstance(margin, Tensor) else margin
+        exponent = m / tau - scores[y] / (k * tau) + log_sigma(k) - log_sigma(k - 1)
+        loss = tau * torch.logaddexp(exponent, torch.zeros_like(exponent))
+        losses.append(loss if weight is None else weight[y] * loss)
+    return torch.stack(losses).mean()
+
+
+def value_and_gradient(function, scores: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    leaf = scores.detach().clone().requires_grad_()
+    value = function(leaf, *args, **kwargs)
+    cotangent = torch.arange(1.0, value.numel() + 1, dtype=value.dtype).reshape(value.shape)
+    return value.detach(), torch.autograd.grad(value, leaf, cotangent)[0]
+
+
+def by_hand(scores, reduction="none", **parameters):
+    sets = [sorted(set(row) - {PAD}) for row in TARGET.tolist()]
+    losses = torch.stack(
+        [oracle(row, y, **parameters) for row, y in zip(scores, sets, strict=True)]
+    )
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / 3
+
+
+# Definition
+
+
+@every_kind
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("per_class", [False, True], ids=["", "per class"])
+def test_by_hand(kind, reduction, k, per_class):
+    scores = scores_of(4, C)
+    parameters = {"k": k, "tau": 0.7, "margin": 0.4}
+    if per_class:
+        parameters["margin"] = torch.rand(C, dtype=torch.float64)
+        parameters["weight"] = torch.rand(C, dtype=torch.float64)
+    actual = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), reduction=reduction, **parameters
+    )
+    expected = value_and_gradient(by_hand, scores, reduction, **parameters)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+@few_examples
+@given(
+    st.lists(st.floats(-20, 20, width=32), min_size=4, max_size=7),
+    st.sets(st.integers(0, 6), min_size=1),
+    st.integers(1, 3),
+    st.sampled_from([0.1, 1.0, 10.0]),
+)
+def test_by_enumeration(row, positives, k, tau):
+    scores = torch.tensor(row, dtype=torch.float64)
+    positives = sorted({y % len(row) for y in positives})
+    value = multilabel_smooth_topk_loss(
+        scores, torch.tensor([*positives, *positives, *[PAD] * 8]), k, tau
+    )
+    torch.testing.assert_close(value, oracle(scores, positives, k, tau), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 1), (9, 5), (9, 8), (40, 13), (40, 33)])
+@both_dtypes
+@pytest.mark.parametrize("per_class", [False, True], ids=["", "per class"])
+def test_of_one_positive_is_the_smooth_loss(n, k, dtype, per_class):
+    scores, labels = scores_of(6, n, dtype=dtype), torch.arange(6) % n
+    options = {"tau": 0.3, "reduction": "none"}
+    if per_class:
+        options |= {"margin": torch.rand(n, dtype=dtype), "weight": torch.rand(n, dtype=dtype)}
+    expected = value_and_gradient(smooth_topk_loss, scores, labels, k, **options)
+    tolerance = (
+        {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
+    )
+    for target in (labels.unsqueeze(1), F.one_hot(labels, n).bool()):
+        actual = value_and_gradient(multilabel_smooth_topk_loss, scores, target, k, **options)
+        torch.testing.assert_close(actual, expected, **tolerance)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_becomes_the_hinge_on_the_negatives(k):
+    """As τ → 0: the mean over positives of (k·α_y + s_[k] − s_y)_+ / k."""
+    scores, margin = scores_of(4, C), torch.rand(C, dtype=torch.float64)
+    value = multilabel_smooth_topk_loss(scores, TARGET, k, 1e-6, margin, reduction="none")
+    rival = scores.masked_fill(MASK, -INF).sort(1, descending=True).values[:, k - 1 : k]
+    hinges = (k * margin + rival - scores).relu() / k
+    expected = (hinges * MASK).sum(1) / MASK.sum(1).clamp(min=1)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-4)
+
+
+@every_kind
+@pytest.mark.parametrize("k", [5, 6])
+@both_dtypes
+def test_fewer_than_k_negatives(kind, k, dtype):
+    """Two samples have five negatives, one has four: no positive can miss a longer list."""
+    scores = scores_of(4, C, dtype=dtype)
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), k, reduction="none"
+    )
+    assert (value == 0).tolist() == [k == 6, True, True, False]
+    assert ((gradient == 0).all(1)).tolist() == [k == 6, True, True, False]
+
+
+def test_all_classes_are_positive():
+    scores = scores_of(2, C)
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, torch.ones(2, C, dtype=torch.bool), 1
+    )
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+def test_positives_do_not_compete():
+    """The gradient of a positive only depends on the negatives and on itself."""
+    scores = scores_of(1, C)
+    target = torch.tensor([[0, 3]])
+    _, before = value_and_gradient(multilabel_smooth_topk_loss, scores, target, 2)
+    scores[0, 3] += 5
+    _, after = value_and_gradient(multilabel_smooth_topk_loss, scores, target, 2)
+    torch.testing.assert_close(after[0, 0], before[0, 0])
+    assert after[0, 3] > before[0, 3]
+
+
+# Absent classes, and what is not a number
+
+
+@every_kind
+@pytest.mark.parametrize("k", [1, 2, 13])
+def test_masking_is_removing(kind, k):
+    n = k + 6
+    present = torch.tensor([c for c in range(n) if c not in (0, 2, k + 3)])
+    few = scores_of(3, len(present))
+    chosen = torch.tensor([[0, 1], [2, PAD], [1, 2]])
+    masked = torch.full((3, n), -INF, dtype=torch.float64).index_copy(1, present, few)
+    target = torch.where(chosen == PAD, PAD, present[chosen.clamp(min=0)])
+    if kind != "indices":
+        target = torch.tensor([[c in row for c in range(n)] for row in target.tolist()])
+        target = target if kind == "bool" else target.float()
+    value, gradient = value_and_gradient(multilabel_smooth_topk_loss, masked, target, k)
+    expected, expected_gradient = value_and_gradient(multilabel_smooth_topk_loss, few, chosen, k)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradient[:, present], expected_gradient)
+    assert (gradient[:, [0, 2, k + 3]] == 0).all()
+
+
+@every_kind
+@pytest.mark.parametrize("k", [1, 2, 6])
+@both_dtypes
+def test_absent_positive(kind, k, dtype):
+    """The loss is +inf, with whatever rivals, and neighbours keep their gradients."""
+    scores = scores_of(4, C, dtype=dtype)
+    _, before = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), k, reduction="none"
+    )
+    scores[0, 3] = -INF
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), k, reduction="none"
+    )
+    assert (value == INF).tolist() == [True, False, False, False]
+    assert gradient.isfinite().all()
+    torch.testing.assert_close(gradient[1:], before[1:])
+
+
+@pytest.mark.parametrize("k", [2, 13, 33])
+@both_dtypes
+def test_absent_positive_among_few_negatives(k, dtype):
+    """One positive cannot be in the list, the other cannot miss it."""
+    scores = torch.full((1, 40), -INF, dtype=dtype)
+    scores[0, 1] = 1.0
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, torch.tensor([[0, 1]]), k
+    )
+    assert value == INF
+    assert gradient.isfinite().all()
+
+
+@every_kind
+@pytest.mark.parametrize("place", [0, 1])
+def test_nan_propagates(kind, place):
+    """A positive's or a negative's."""
+    scores = scores_of(4, C)
+    scores[0, place] = math.nan
+    value = multilabel_smooth_topk_loss(scores, as_target(kind), 2, reduction="none")
+    assert value.isnan().tolist() == [True, False, False, False]
+
+
+@every_kind
+@pytest.mark.parametrize("size", [1e4, 1e30])
+@both_dtypes
+def test_large_scores_stay_finite(kind, size, dtype):
+    scores = (scores_of(4, C) * size).to(dtype)
+    for result in value_and_gradient(multilabel_smooth_topk_loss, scores, as_target(kind), 2):
+        assert result.isfinite().all()
+
+
+@every_kind
+@pytest.mark.parametrize("shift", [-1000.0, 1e4])
+def test_shift_changes_nothing(kind, shift):
+    scores = scores_of(4, C)
+    torch.testing.assert_close(
+        multilabel_smooth_topk_loss(scores + shift, as_target(kind), 2),
+        multilabel_smooth_topk_loss(scores, as_target(kind), 2),
+    )
+
+
+@every_kind
+def test_shift_costs_no_digits(kind):
+    scores = scores_of(4, C, dtype=torch.float32) + 3000
+    value = multilabel_smooth_topk_loss(scores, as_target(kind), 3)
+    exact = multilabel_smooth_topk_loss(scores.double(), as_target(kind), 3)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=0)
+
+
+@every_kind
+def test_equal_scores(kind):
+    """Values by hand; equal classes share alike."""
+    scores = torch.zeros(4, C, dtype=torch.float64)
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), 2, reduction="none"
+    )
+    torch.testing.assert_close(value, by_hand(scores, k=2))
+    negatives = gradient[0][~MASK[0]]
+    torch.testing.assert_close(negatives, negatives.mean().expand(5))
+    torch.testing.assert_close(gradient.sum(1), torch.zeros(4, dtype=torch.float64))
+
+
+# Targets
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_integer_targets(dtype):
+    """Class 156 is not mistaken for −100, which is the same byte."""
+    scores = scores_of(1, 160)
+    target = torch.tensor([[0, 156 if dtype != torch.int8 else 100]])
+    mask = F.one_hot(target, 160).sum(1).bool()
+    expected = multilabel_smooth_topk_loss(scores, mask, 2)
+    torch.testing.assert_close(multilabel_smooth_topk_loss(scores, target.to(dtype), 2), expected)
+
+
+@pytest.mark.parametrize("ignore_index", [-1, 2, 0, 6])
+def test_ignore_index(ignore_index):
+    """Any number may pad, also one that would be a class."""
+    scores = scores_of(3, C)
+    plain = torch.tensor([[1, 3, PAD, PAD], [5, PAD, 4, 5], [PAD, PAD, PAD, PAD]])
+    torch.testing.assert_close(
+        multilabel_smooth_topk_loss(
+            scores, plain.masked_fill(plain == PAD, ignore_index), 2, ignore_index=ignore_index
+        ),
+        multilabel_smooth_topk_loss(scores, plain, 2),
+    )
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("target", ["indices", "no columns", "mask"])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_no_positives_at_all(reduction, target, rows):
+    """As cross-entropy where every target is ignored: NaN for the mean, else 0."""
+    scores = scores_of(rows, C)
+    targets = {
+        "indices": torch.full((rows, 2), PAD),
+        "no columns": torch.zeros(rows, 0, dtype=torch.long),
+        "mask": torch.zeros(rows, C, dtype=torch.bool),
+    }
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, targets[target], 2, reduction=reduction
+    )
+    as_usual = F.cross_entropy(scores, torch.full((rows,), PAD), reduction=reduction)
+    torch.testing.assert_close(value, as_usual, equal_nan=True)
+    assert reduction == "mean" or (gradient == 0).all()
+
+
+@pytest.mark.parametrize("content", [INF, math.nan])
+def test_rows_without_positives_do_not_matter(content):
+    scores = scores_of(4, C)
+    expected = multilabel_smooth_topk_loss(scores, TARGET, 2)
+    scores[2] = content
+    torch.testing.assert_close(multilabel_smooth_topk_loss(scores, TARGET, 2), expected)
+
+
+@every_kind
+def test_one_sample_without_a_batch(kind):
+    scores = scores_of(4, C)
+    expected = multilabel_smooth_topk_loss(scores, as_target(kind), 2, reduction="none")
+    for i in (0, 1, 3):
+        for reduction in ("none", "mean", "sum"):
+            value = multilabel_smooth_topk_loss(
+                scores[i], as_target(kind)[i], 2, reduction=reduction
+            )
+            torch.testing.assert_close(value, expected[i])
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "error", "message"),
+    [
+        ((4, C), torch.zeros(4, C, dtype=torch.long), ValueError, r"target\.bool\(\)"),
+        ((C,), torch.zeros(C, dtype=torch.long), ValueError, r"target\.bool\(\)"),
+        ((4, C), torch.zeros(4, dtype=torch.long), ValueError, r"\(4, P\).*unsqueeze"),
+        ((4, C), torch.zeros(3, 2, dtype=torch.long), ValueError, r"\(4, P\).*\(3, 2\)"),
+        ((C,), torch.tensor(0), ValueError, r"\(P\), got \(\)"),
+        ((4, C), torch.ones(4, 2, dtype=torch.bool), ValueError, r"\(4, 7\), got \(4, 2\)"),
+        ((4, C), torch.ones(4), ValueError, r"\(4, 7\), got \(4,\)"),
+        ((4, C), torch.full((4, C), 0.25), ValueError, r"zeros and ones, got 0\.25"),
+        ((4, C), torch.full((4, C), math.nan), ValueError, "zeros and ones, got nan"),
+        ((4, C), torch.ones(4, C, dtype=torch.complex64), TypeError, "torch.complex64"),
+        ((4, C), [[0], [1], [2], [3]], TypeError, "list"),
+        ((4, C, 2), torch.ones(4, C, 2, dtype=torch.bool), ValueError, "flatten"),
+        ((4, C), torch.full((4, 2), C), IndexError, "from 0 to 6.*got 7"),
+        ((4, C), torch.full((4, 2), -1), IndexError, "ignore_index=-100, got -1"),
+    ],
+)
+def test_bad_target(shape, target, error, message):
+    with pytest.raises(error, match=message):
+        multilabel_smooth_topk_loss(torch.randn(shape), target, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k": 0}, ValueError, "k=0"),
+        ({"k": 2.0}, TypeError, "integer"),
+        ({"tau": 0.0}, ValueError, "tau"),
+        ({"margin": -1.0}, ValueError, "margin"),
+        ({"reduction": "average"}, ValueError, "none, mean, sum"),
+        ({"weight": torch.ones(C, 1)}, ValueError, "weight"),
+        ({"label_smoothing": 0.1}, TypeError, "label_smoothing"),
+    ],
+    ids=str,
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        MultiLabelSmoothTopKLoss(**options)
+    with pytest.raises(error, match=message):
+        multilabel_smooth_topk_loss(torch.randn(4, C), TARGET, **options)
+
+
+def test_lengths_and_classes():
+    with pytest.raises(ValueError, match="7 classes, got k=7"):
+        MultiLabelSmoothTopKLoss(7)(torch.randn(4, C), TARGET)
+    with pytest.raises(ValueError, match="weight must have one value for each of the 7 classes"):
+        MultiLabelSmoothTopKLoss(2, weight=torch.ones(6))(torch.randn(4, C), TARGET)
+
+
+# Derivatives and transformations
+
+
+@every_kind
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_derivatives(kind, k):
+    scores = scores_of(4, C).requires_grad_()
+    weight = torch.rand(C, dtype=torch.float64)
+    target = as_target(kind)
+
+    def loss(x: Tensor) -> Tensor:
+        return multilabel_smooth_topk_loss(x, target, k, 0.6, weight=weight, reduction="none")
+
+    assert gradcheck(loss, scores, check_forward_ad=True)
+    assert gradgradcheck(loss, scores)
+    torch.testing.assert_close(
+        torch.func.jacrev(loss)(scores.detach()),
+        torch.autograd.functional.jacobian(loss, scores.detach()),
+    )
+
+
+@every_kind
+def test_derivatives_of_large_k(kind):
+    scores = scores_of(2, 16).requires_grad_()
+    mask = F.one_hot(torch.tensor([0, 1]), 16) + F.one_hot(torch.tensor([5, 7]), 16)
+    target = {"indices": torch.tensor([[0, 5], [1, 7]]), "bool": mask.bool(), "float": mask.float()}
+    assert gradcheck(lambda x: multilabel_smooth_topk_loss(x, target[kind], 13), scores)
+
+
+@every_kind
+def test_margin_and_weight_that_are_learnt(kind):
+    scores, target = scores_of(4, C), as_target(kind)
+    margin = torch.rand(C, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(C, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(
+        lambda m, w: multilabel_smooth_topk_loss(scores, target, 2, 1.0, m, weight=w),
+        (margin, weight),
+    )
+    module = MultiLabelSmoothTopKLoss(2, margin=torch.nn.Parameter(margin.detach()))
+    module(scores, target).backward()
+    assert module.margin.grad.abs().sum() > 0
+
+
+@every_kind
+def test_vmap(kind):
+    scores, target = scores_of(4, C), as_target(kind)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return multilabel_smooth_topk_loss(x, y, 2, reduction="sum")
+
+    actual = torch.vmap(torch.func.grad(loss))(scores, target)
+    torch.testing.assert_close(actual, torch.func.grad(loss)(scores, target))
+
+
+@every_kind
+def test_blocks_of_rows(kind, monkeypatch):
+    """The graph of a large mask is built again block by block."""
+    scores, target = scores_of(4, C), as_target(kind)
+    options = {"weight": torch.rand(C, dtype=torch.float64), "reduction": "none"}
+    expected = value_and_gradient(multilabel_smooth_topk_loss, scores, target, 2, **options)
+    monkeypatch.setitem(row_blocks.GRAPH_ELEMENTS, "cpu", 16 * C)
+    actual = value_and_gradient(multilabel_smooth_topk_loss, scores, target, 2, **options)
+    torch.testing.assert_close(actual, expected)
+    margin = torch.ones(C, dtype=torch.float64, requires_grad=True)
+    multilabel_smooth_topk_loss(scores.requires_grad_(), target, 2, margin=margin).backward()
+    assert (margin.grad > 0).tolist() == MASK.any(0).tolist()
+
+
+@every_kind
+def test_compile(kind):
+    """One graph, with the values and gradients of eager mode."""
+    module = MultiLabelSmoothTopKLoss(2, margin=torch.rand(C), weight=torch.rand(C))
+    scores = scores_of(4, C, dtype=torch.float32).requires_grad_()
+    torch._dynamo.reset()
+    value = torch.compile(module, fullgraph=True, backend="aot_eager")(scores, as_target(kind))
+    expected = module(scores, as_target(kind))
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(value, scores), torch.autograd.grad(expected, scores)
+    )
+
+
+@every_kind
+@pytest.mark.parametrize("k", [2, 33])
+def test_reads_no_values_off_the_cpu(kind, k):
+    scores = torch.empty(3, 40, device="meta", requires_grad=True)
+    dtypes = {"indices": torch.long, "bool": torch.bool, "float": torch.float32}
+    shape = (3, 5) if kind == "indices" else (3, 40)
+    target = torch.empty(shape, dtype=dtypes[kind], device="meta")
+    MultiLabelSmoothTopKLoss(k, weight=torch.ones(40)).to("meta")(scores, target).backward()
+    assert scores.grad.shape == (3, 40)
+
+
+# Precision
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_computes_in_float32(kind, dtype):
+    scores = scores_of(4, C, dtype=dtype)
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), 2, reduction="none"
+    )
+    exact, exact_gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores.float(), as_target(kind), 2, reduction="none"
+    )
+    assert value.dtype == gradient.dtype == dtype
+    assert torch.equal(value, exact.to(dtype))
+    torch.testing.assert_close(gradient, exact_gradient.to(dtype))
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_autocast(kind, dtype):
+    scores = scores_of(4, C, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, gradient = value_and_gradient(
+            multilabel_smooth_topk_loss, scores, as_target(kind), 2
+        )
+    wide = torch.promote_types(dtype, torch.float32)
+    assert value.dtype == wide
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(
+        value, multilabel_smooth_topk_loss(scores.to(wide), as_target(kind), 2)
+    )
+
+
+# Module
+
+
+def test_module():
+    weight, margin = torch.rand(C), [0.5] * C
+    module = MultiLabelSmoothTopKLoss(
+        3, 0.5, margin, weight=weight, ignore_index=-1, reduction="sum"
+    )
+    scores, target = torch.randn(4, C), TARGET.masked_fill(TARGET == PAD, -1)
+    expected = multilabel_smooth_topk_loss(
+        scores,
+        target,
+        3,
+        0.5,
+        torch.tensor(margin),
+        weight=weight,
+        ignore_index=-1,
+        reduction="sum",
+    )
+    assert torch.equal(module(scores, target), expected)
+    assert torch.equal(copy.deepcopy(module)(scores, target), expected)
+    assert set(module.state_dict()) == {"weight", "margin"}
+    assert all(b.dtype == torch.float64 for b in module.double().buffers())
+    shown = repr(module)
+    assert all(part in shown for part in ("k=3", "tau=0.5", "ignore_index=-1", "reduction='sum'"))
+    assert "label_smoothing" not in shown
+
+
+@every_kind
+def test_changes_nothing_of_the_caller(kind):
+    scores, target = scores_of(4, C).requires_grad_(), as_target(kind).clone()
+    multilabel_smooth_topk_loss(scores, target, 2).backward()
+    assert scores._version == target._version == 0
+    assert torch.equal(target, as_target(kind))

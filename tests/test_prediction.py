@@ -1,0 +1,336 @@
+"""Lists of k labels against enumeration, sorted scores, and values worked out by hand."""
+
+import math
+import re
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from topkit import predict_topk, topk_marginals
+
+INF = math.inf
+AVERAGES = ["marginal", "softmax"]
+
+every_average = pytest.mark.parametrize("average", AVERAGES)
+every_temperature = pytest.mark.parametrize("temperature", [0.01, 1.0, 5.0])
+few_examples = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@st.composite
+def crops_of_scores(draw):
+    """Some crops of one image, (M, C) in float64; few distinct values, so that there are ties."""
+    crops, classes = draw(st.integers(1, 3)), draw(st.integers(2, 6))
+    value = st.one_of(st.floats(-20, 20, width=32), st.integers(-3, 3).map(float))
+    row = st.lists(value, min_size=classes, max_size=classes)
+    rows = draw(st.lists(row, min_size=crops, max_size=crops))
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def chance_of_membership(scores: list[float], k: int, temperature: float) -> list[float]:
+    """Probability of each class to be in a random k-subset, over all subsets (equation 63)."""
+    largest = max(scores)
+    subsets = list(combinations(range(len(scores)), k))
+    weights = [math.exp(sum(scores[i] - largest for i in s) / temperature) for s in subsets]
+    total = math.fsum(weights)
+    return [
+        math.fsum(w for w, s in zip(weights, subsets, strict=True) if i in s) / total
+        for i in range(len(scores))
+    ]
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def raises(error, *parts):
+    """The error's message has these parts, in any order."""
+    return pytest.raises(error, match="".join(f"(?=.*{re.escape(part)})" for part in parts))
+
+
+# What is predicted
+
+
+@few_examples
+@given(crops_of_scores(), st.sampled_from([1.0, 3.0]))
+def test_by_enumeration(logits, temperature):
+    for k in range(1, logits.shape[1] + 1):
+        rows = [chance_of_membership(row.tolist(), k, temperature) for row in logits]
+        expected = torch.tensor(rows, dtype=torch.float64).mean(0)
+        found = predict_topk(logits, k, crops=0, temperature=temperature)
+        close(found.probabilities, expected.sort(descending=True).values[:k])
+        close(expected[found.labels], found.probabilities)
+        assert len(set(found.labels.tolist())) == k
+
+
+@few_examples
+@given(crops_of_scores())
+def test_softmax_by_hand(logits):
+    expected = torch.stack([row.exp() / row.exp().sum() for row in logits]).mean(0)
+    for k in range(1, logits.shape[1] + 1):
+        found = predict_topk(logits, k, crops=0, average="softmax")
+        close(found.probabilities, expected.sort(descending=True).values[:k])
+        close(expected[found.labels], found.probabilities)
+
+
+def test_averages_that_differ():
+    """Weights 100, 10, 1 and 3, 1, 2: three subsets of two labels, on paper."""
+    logits = torch.tensor([[100.0, 10.0, 1.0], [3.0, 1.0, 2.0]], dtype=torch.float64).log()
+    found = predict_topk(logits, 2, crops=0)
+    assert found.labels.tolist() == [0, 1]
+    first, second = (1100 / 1110 + 9 / 11) / 2, (1010 / 1110 + 5 / 11) / 2
+    assert found.probabilities.tolist() == pytest.approx([first, second])
+    found = predict_topk(logits, 2, crops=0, average="softmax")
+    assert found.labels.tolist() == [0, 2]
+    first, second = (100 / 111 + 3 / 6) / 2, (1 / 111 + 2 / 6) / 2
+    assert found.probabilities.tolist() == pytest.approx([first, second])
+
+
+def test_one_guess_is_the_averaged_softmax():
+    logits = 4 * torch.randn(7, 3, 20)
+    marginal = predict_topk(logits, 1, crops=1)
+    softmax = predict_topk(logits, 1, crops=1, average="softmax")
+    assert torch.equal(marginal.labels, softmax.labels)
+    close(marginal.probabilities, softmax.probabilities, 1e-6)
+
+
+@every_average
+@every_temperature
+@pytest.mark.parametrize("k", [1, 3, 13, 29, 30])
+@pytest.mark.parametrize("spread", [1e-6, 1.0, 300.0])
+def test_one_crop_is_sorted_scores(k, spread, average, temperature):
+    logits = spread * torch.randn(5, 30)
+    options = {"average": average, "temperature": temperature}
+    found = predict_topk(logits, k, **options)
+    assert torch.equal(found.labels, logits.topk(k).indices)
+    assert (found.probabilities.diff(dim=-1) <= 1e-6).all()
+    again = predict_topk(logits.unsqueeze(1), k, crops=1, **options)
+    close(again.probabilities, found.probabilities, 1e-6)
+
+
+@few_examples
+@given(crops_of_scores())
+def test_marginals_grow_with_the_score(logits):
+    ordered = logits.sort(dim=-1).values
+    for k in range(1, logits.shape[1] + 1):
+        assert (topk_marginals(ordered, k).diff(dim=-1) >= -1e-12).all()
+
+
+def test_temperature_of_the_smooth_loss():
+    """With T = kτ crops are weighed as the loss weighs subsets, and the list may change."""
+    logits, k, tau = 6 * torch.randn(200, 4, 12, dtype=torch.float64), 3, 0.5
+    at_loss = predict_topk(logits, k, crops=1, temperature=k * tau)
+    close(at_loss.probabilities, predict_topk(logits / (k * tau), k, crops=1).probabilities)
+    as_printed = predict_topk(logits, k, crops=1)
+    sets = [at_loss.labels.sort(-1).values, as_printed.labels.sort(-1).values]
+    assert (sets[0] != sets[1]).any()
+
+
+def test_temperature_far_from_zero():
+    """An offset of all scores changes nothing, though it leaves few digits for differences."""
+    logits = torch.randint(-8, 8, (6, 3, 10)) / 8
+    expected = predict_topk(logits, 3, crops=1, temperature=0.3)
+    shifted = predict_topk(logits + 4096, 3, crops=1, temperature=0.3)
+    close(shifted.probabilities, expected.probabilities, 1e-6)
+
+
+# Shapes and precision
+
+
+@every_average
+def test_where_crops_are(average):
+    logits = torch.randn(4, 3, 5, 9)
+    expected = predict_topk(logits, 2, crops=1, average=average)
+    assert expected.labels.shape == expected.probabilities.shape == (4, 5, 2)
+    for moved, crops in ((logits, -3), (logits.movedim(1, 0), 0), (logits.movedim(1, 2), -2)):
+        found = predict_topk(moved, 2, crops=crops, average=average)
+        assert torch.equal(found.labels, expected.labels)
+        close(found.probabilities, expected.probabilities, 1e-6)
+    one = predict_topk(logits[2, :, 3], 2, crops=0, average=average)
+    assert torch.equal(one.labels, expected.labels[2, 3])
+
+
+@every_average
+@pytest.mark.parametrize("shape", [(0, 7), (2, 0, 7), (0, 2, 7)], ids=str)
+def test_no_samples(shape, average):
+    found = predict_topk(torch.randn(shape), 3, average=average)
+    assert found.labels.shape == found.probabilities.shape == (*shape[:-1], 3)
+    found = predict_topk(torch.randn(0, 2, 7), 3, crops=1, average=average)
+    assert found.labels.shape == (0, 3)
+
+
+@every_average
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(dtype, average):
+    """As in float32: probabilities near 1 would be lost in half precision."""
+    logits = (4 * torch.randn(5, 3, 20)).to(dtype)
+    found = predict_topk(logits, 4, crops=1, average=average)
+    expected = predict_topk(logits.float(), 4, crops=1, average=average)
+    assert found.probabilities.dtype == torch.float32
+    assert torch.equal(found.labels, expected.labels)
+    assert torch.equal(found.probabilities, expected.probabilities)
+
+
+# Ties, absent classes, NaN
+
+
+@every_average
+@pytest.mark.parametrize("crops", [None, 0])
+def test_ties_in_the_order_of_indices(average, crops):
+    logits = torch.zeros(2, 40)
+    logits[:, [30, 31]] = 1.0
+    for k in (5, 29):
+        found = predict_topk(logits, k, crops=crops, average=average)
+        assert found.labels.reshape(-1, k)[-1].tolist() == [30, 31, *range(k - 2)]
+
+
+def test_sure_labels_in_the_order_of_their_scores():
+    """Probabilities that round to 1 are tied, but the first guess is still the first."""
+    logits = torch.tensor([[30.0, 50.0, 40.0, 0.0, 1.0], [45.0, 44.0, 30.0, 1.0, 0.0]])
+    found = predict_topk(logits, 3, crops=0)
+    assert found.probabilities.tolist() == [1.0, 1.0, 1.0]
+    assert found.labels.tolist() == [1, 0, 2]
+
+
+def test_softmax_far_below_float32():
+    logits = torch.tensor([[0.0, 400.0, -200.0, -100.0], [0.0, 400.0, -200.0, -100.0]])
+    assert predict_topk(logits, 3, crops=0, average="softmax").labels.tolist() == [1, 0, 3]
+
+
+@every_average
+@every_temperature
+def test_absent_classes(average, temperature):
+    logits = torch.randn(3, 4, 6)
+    logits[..., [0, 2]] = -INF
+    for k in range(1, 7):
+        found = predict_topk(logits, k, crops=1, average=average, temperature=temperature)
+        without = predict_topk(
+            logits[..., [1, 3, 4, 5]], min(k, 4), crops=1, average=average, temperature=temperature
+        )
+        assert torch.equal(found.labels[:, :4], torch.tensor([1, 3, 4, 5])[without.labels])
+        close(found.probabilities[:, :4], without.probabilities, 1e-6)
+        assert (found.probabilities[:, 4:] == 0).all()
+
+
+@every_average
+def test_absent_in_one_crop(average):
+    """Its probability there is 0, and counts in the average."""
+    logits = torch.tensor([[2.0, -INF, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    found = predict_topk(logits, 3, crops=0, average=average)
+    whole = topk_marginals(logits, 3) if average == "marginal" else logits.softmax(-1)
+    close(found.probabilities, whole.mean(0)[found.labels])
+
+
+@every_average
+@every_temperature
+def test_no_class_present(average, temperature):
+    logits = torch.full((2, 3, 4), -INF)
+    found = predict_topk(logits, 2, crops=1, average=average, temperature=temperature)
+    assert (found.probabilities == 0).all()
+
+
+@every_average
+def test_nan_stays_in_its_row(average):
+    logits = torch.randn(3, 2, 6)
+    expected = predict_topk(logits[1:], 2, crops=1, average=average)
+    logits[0, 1, 3] = math.nan
+    found = predict_topk(logits, 2, crops=1, average=average)
+    assert found.probabilities[0].isnan().all()
+    assert torch.equal(found.labels[1:], expected.labels)
+    assert torch.equal(found.probabilities[1:], expected.probabilities)
+
+
+# What PyTorch does to functions
+
+
+@every_average
+def test_leaves_logits_alone(average):
+    logits = torch.randn(3, 2, 6)
+    predict_topk(logits, 2, crops=1, average=average, temperature=2.0)
+    assert logits._version == 0
+
+
+@every_average
+def test_gradient_mode(average):
+    logits = torch.randn(3, 2, 6, requires_grad=True)
+    found = predict_topk(logits, 2, crops=1, average=average)
+    (gradient,) = torch.autograd.grad(found.probabilities[:, 0].sum(), logits)
+    assert gradient.isfinite().all()
+    assert (gradient != 0).any()
+    with torch.no_grad():
+        assert not predict_topk(logits, 2, crops=1, average=average).probabilities.requires_grad
+
+
+@every_average
+@pytest.mark.parametrize("k", [2, 30])
+def test_reads_no_values_off_the_cpu(k, average):
+    """Tensors on "meta" have no values: whatever would wait for a device raises."""
+    logits = torch.randn(3, 2, k + 4, device="meta")
+    found = predict_topk(logits, k, crops=1, average=average, temperature=2.0)
+    assert found.labels.shape == (3, k)
+
+
+@pytest.mark.slow
+@every_average
+def test_compile(average):
+    def predict(logits):
+        return predict_topk(logits, 3, crops=1, average=average, temperature=2.0)
+
+    logits = 4 * torch.randn(4, 3, 20)
+    torch._dynamo.reset()
+    found, expected = torch.compile(predict, fullgraph=True)(logits), predict(logits)
+    assert torch.equal(found.labels, expected.labels)
+    torch.testing.assert_close(found.probabilities, expected.probabilities)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("k", [0, -1, 5])
+def test_k_out_of_range(k):
+    with raises(ValueError, f"k={k}", "from 1 to 4"):
+        predict_topk(torch.randn(3, 4), k)
+
+
+def test_logits_are_scores():
+    with raises(TypeError, "logits", "floating-point", "torch.int64"):
+        predict_topk(torch.tensor([1, 2]), 1)
+    with raises(ValueError, "logits", "(..., classes)", "()"):
+        predict_topk(torch.tensor(1.0), 1)
+
+
+def test_unknown_average():
+    with raises(ValueError, "average", "marginal, softmax", "'mean'"):
+        predict_topk(torch.randn(3, 4), 1, average="mean")
+
+
+@pytest.mark.parametrize("crops", [2, -1, 3, -4])
+def test_crops_are_not_classes(crops):
+    with raises(ValueError, "crops", "other than the last", f"crops={crops}", "(2, 3, 4)"):
+        predict_topk(torch.randn(2, 3, 4), 1, crops=crops)
+    with raises(ValueError, "crops", "(4,)"):
+        predict_topk(torch.randn(4), 1, crops=0)
+
+
+@pytest.mark.parametrize("crops", [1.0, "1", True])
+def test_crops_are_a_dimension(crops):
+    with raises(TypeError, "crops", repr(crops)):
+        predict_topk(torch.randn(2, 3, 4), 1, crops=crops)
+
+
+def test_no_crops():
+    with raises(ValueError, "at least one crop", "(2, 0, 4)"):
+        predict_topk(torch.randn(2, 0, 4), 1, crops=1)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "error"),
+    [(0.0, ValueError), (-1.0, ValueError), (math.nan, ValueError), (1e-40, ValueError),
+     ("1", TypeError), (None, TypeError)],
+)  # fmt: skip
+def test_temperature_is_positive(temperature, error):
+    with raises(error, "temperature", str(temperature)):
+        predict_topk(torch.randn(3, 4), 1, temperature=temperature)
