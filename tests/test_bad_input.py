@@ -323,3 +323,32 @@ def test_counts_are_counts(wrong):
 def test_largest_margin(largest):
     with raises(ValueError, "largest", "non-negative and finite", str(largest)):
         topkit.class_margins(torch.tensor([1, 2]), largest)
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        (torch.zeros(4), r"target\.long\(\)"),
+        (torch.zeros(4, 6).long(), r"target\.float\(\)"),
+        (torch.zeros(4, 1).long(), r"target\.squeeze\(-1\)"),
+    ],
+)
+def test_hints_for_targets(target, hint):
+    with pytest.raises(ValueError, match=hint):
+        topkit.functional.smooth_topk_loss(torch.zeros(4, 6), target, 2)
+
+
+def test_hint_for_classes_in_the_last_dimension():
+    with pytest.raises(ValueError, match=r"input\.movedim\(-1, 1\)"):
+        topkit.functional.smooth_topk_loss(torch.zeros(4, 7, 6), torch.zeros(4, 7).long(), 2)
+
+
+def test_a_mistyped_option_lists_the_right_ones():
+    with pytest.raises(TypeError, match=r"no option 'margn'; it takes k, tau, margin, weight"):
+        topkit.SmoothTopKLoss(margn=1.0)
+
+
+def test_extras_are_found_as_attributes():
+    assert topkit.metrics.TopKAccuracy is not None
+    with pytest.raises(AttributeError, match="no attribute 'metric'"):
+        _ = topkit.metric

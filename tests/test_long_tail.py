@@ -406,3 +406,11 @@ def test_compile_of_the_head():
 def test_bad_arguments_of_the_head(arguments, error, message):
     with pytest.raises(error, match=message):
         CosineClassifier(*arguments)
+
+
+def test_wrong_counts_are_found_before_they_matter():
+    criterion = topkit.DeferredReweighting(nn.CrossEntropyLoss(), [3.0, 2.0], start=100)
+    with pytest.raises(ValueError, match=r"counts for 2 classes.*minlength=3"):
+        criterion(torch.zeros(4, 3), torch.zeros(4).long())
+    criterion(torch.zeros(4, 2), torch.zeros(4).long())
+    criterion(torch.zeros(2), torch.tensor(0))

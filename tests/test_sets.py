@@ -301,7 +301,7 @@ def test_target_of_other_integers(dtype):
 @pytest.mark.parametrize(
     ("make", "error", "parts"),
     [
-        (lambda: ConformalSets(0.0), ValueError, ["alpha=0.0", "positive"]),
+        (lambda: ConformalSets(0.0), ValueError, ["alpha=0.0", "between 0 and 1"]),
         (lambda: ConformalSets(1.0), ValueError, ["alpha=1.0", "between 0 and 1"]),
         (lambda: ConformalSets(1.5), ValueError, ["alpha=1.5", "between 0 and 1"]),
         (lambda: ConformalSets(math.nan), ValueError, ["alpha=nan"]),
@@ -330,3 +330,12 @@ def test_k_for_the_number_of_classes():
         AverageKSets(0.1).calibrate(torch.randn(3, 8))
     with raises(ValueError, "k=2", "(0, 8)"):
         AverageKSets(2).calibrate(torch.randn(0, 8))
+
+
+def test_probabilities_are_noticed():
+    logits, target = torch.randn(50, 6), torch.randint(6, (50,))
+    for sets in (ConformalSets(0.2), AverageKSets(2)):
+        with pytest.warns(UserWarning, match=r"probabilities\.log\(\)"):
+            sets.calibrate(logits.softmax(1), target)
+        sets.calibrate(logits.softmax(1).log(), target)
+        sets.calibrate(logits, target)

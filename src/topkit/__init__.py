@@ -6,6 +6,9 @@
 tensor(0.6931)
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from topkit import functional
 from topkit.dispatch import use_backend
 from topkit.functional import topk_accuracy
@@ -61,3 +64,10 @@ __all__ = [
     "topk_marginals",
     "use_backend",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """What needs ``topkit[train]`` is imported when it is asked for."""
+    if name in ("data", "metrics", "models", "train"):
+        return import_module(f"topkit.{name}")
+    raise AttributeError(f"module 'topkit' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,10 +44,10 @@ class _Loss(nn.Module):
     ) -> None:
         super().__init__()
         if unknown:
-            raise TypeError(
-                f"{type(self).__name__} has no option {', '.join(map(repr, unknown))}; besides its "
-                f"own parameters it takes {', '.join(Options.__annotations__)}"
-            )
+            own = (name for name in signature(type(self)).parameters if name != "options")
+            known = ", ".join(dict.fromkeys((*own, *Options.__annotations__)))
+            given = ", ".join(map(repr, unknown))
+            raise TypeError(f"{type(self).__name__} has no option {given}; it takes {known}")
         check_options(reduction, label_smoothing)
         if weight is not None:
             check_per_class("weight", weight)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from topkit._checks import is_integer
+from topkit.functional._contract import class_dimension
 from topkit.operators.margins import class_weights
 
 
@@ -73,11 +74,23 @@ class DeferredReweighting(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the criterion, with weights if they are on."""
+        self._check_classes(*args)
         if not self.active:
             return self.criterion(*args, **kwargs)
         own = self.criterion._buffers["weight"]
         weight = self.class_weights if own is None else self.class_weights * own
         return functional_call(self.criterion, {"weight": weight}, args, kwargs)
+
+    def _check_classes(self, *args: Any) -> None:
+        """Find wrong counts in the first step, not in the first one with weights."""
+        if not args or not isinstance(args[0], Tensor) or args[0].dim() == 0:
+            return
+        classes = args[0].shape[class_dimension(args[0])]
+        if classes != len(self.class_weights):
+            raise ValueError(
+                f"there are counts for {len(self.class_weights)} classes, but the input has "
+                f"{classes} (torch.bincount(labels, minlength={classes}) counts them all)"
+            )
 
     def get_extra_state(self) -> dict[str, bool]:
         """What the state dict holds beside tensors."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topkit._checks import check_count, check_number, check_scores
+from topkit._checks import check_count, check_number, check_scores, is_number
 from topkit._transforms import can_look
 from topkit.prediction import among_first
 from topkit.reference.power_sums import wide_dtype
@@ -213,8 +214,9 @@ class ConformalSets(_CalibratedSets):
         randomized: bool = False,
         max_size: int | None = None,
     ) -> None:
-        check_number("alpha", alpha, positive=True)
-        if alpha >= 1:
+        if not is_number(alpha):
+            raise TypeError(f"alpha must be a number, got alpha={alpha!r}")
+        if not 0 < alpha < 1:
             raise ValueError(f"alpha must be between 0 and 1, got alpha={alpha}")
         check_number("penalty", penalty, positive=False)
         check_count("k_reg", k_reg)
@@ -294,6 +296,17 @@ def check_logits(logits: Tensor, look: bool = False) -> None:
     if (look or can_look(logits)) and not bool((logits < inf).all()):
         wrong = logits[~(logits < inf)][0].item()
         raise ValueError(f"logits must be finite, or -inf for absent classes, got {wrong}")
+    if look and _are_probabilities(logits):
+        warn(
+            "these look like probabilities, but logits are expected: pass probabilities.log()",
+            stacklevel=3,
+        )
+
+
+def _are_probabilities(logits: Tensor) -> bool:
+    """Whether rows are not negative and add up to 1."""
+    ones = logits.sum(-1, dtype=wide_dtype(logits)) - 1
+    return logits.numel() > 0 and bool((logits >= 0).all() & (ones.abs() < 1e-2).all())
 
 
 def check_labels(target: Tensor, logits: Tensor) -> None:

@@ -241,9 +241,10 @@ def check_target(input: Tensor, target: Tensor) -> bool:
     expected = shape_of_indices(input)
     if target.is_floating_point():
         if target.shape != input.shape:
+            hint = " (for class indices: target.long())" if target.shape == expected else ""
             raise ValueError(
                 f"a floating-point target holds class probabilities and must have the input's "
-                f"shape {tuple(input.shape)}, got {tuple(target.shape)}"
+                f"shape {tuple(input.shape)}, got {tuple(target.shape)}{hint}"
             )
         return True
     if target.dtype == torch.bool or target.is_complex():
@@ -254,10 +255,20 @@ def check_target(input: Tensor, target: Tensor) -> bool:
         raise ValueError(
             f"for input of shape {tuple(input.shape)}, classes in dimension "
             f"{class_dimension(input)}, a target of class indices must have shape "
-            f"{tuple(expected)}, got {tuple(target.shape)} "
-            f"(one-hot targets must be floating point: target.float())"
+            f"{tuple(expected)}, got {tuple(target.shape)}{_hint(input, target)}"
         )
     return False
+
+
+def _hint(input: Tensor, target: Tensor) -> str:
+    """What a target of class indices with a wrong shape may have meant."""
+    if target.shape == input.shape:
+        return " (one-hot targets must be floating point: target.float())"
+    if target.shape == (*shape_of_indices(input), 1):
+        return " (target.squeeze(-1))"
+    if target.shape == input.shape[:-1]:
+        return " (classes in the last dimension: input.movedim(-1, 1))"
+    return ""
 
 
 def known_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:

@@ -129,11 +129,13 @@ def check_labelled(input: Tensor, target: Tensor) -> int:
     classes = input.shape[class_dimension(input)]
     if classes == 0:
         raise ValueError(f"input must have at least one class, got shape {tuple(input.shape)}")
-    if check_target(input, target):
+    if isinstance(target, Tensor) and target.shape == input.shape and input.dim() > 1:
         raise TypeError(
-            "target must hold class indices, got class probabilities "
-            f"({target.dtype}); their largest is target.argmax({class_dimension(input)})"
+            f"target must hold class indices, got class probabilities or one-hot vectors; their "
+            f"largest is target.argmax({class_dimension(input)})"
         )
+    if check_target(input, target):
+        raise TypeError(f"target must hold class indices, got {target.dtype}: target.long()")
     return classes
 
 

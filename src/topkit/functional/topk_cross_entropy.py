@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from topkit._checks import check_count, check_number
+from topkit._checks import check_count, is_number
 from topkit.dispatch import kernel_serves
 from topkit.functional._contract import (
     Options,
@@ -93,7 +93,12 @@ def check_lengths(k: int | Mapping[int, float]) -> None:
         raise ValueError("k must have at least one length with its weight, got an empty mapping")
     for length, weight in k.items():
         check_count("k", length)
-        check_number(f"the weight of k={length}", weight, positive=True)
+        if not is_number(weight):
+            raise TypeError(f"the weight of k={length} must be a number, got {weight!r}")
+        if not 0 < weight < inf:
+            raise ValueError(
+                f"the weight of k={length} must be positive and finite, got {weight!r}"
+            )
     return None
 
 
