@@ -86,6 +86,31 @@ def test_single_precision_of_many_classes(kind, n, k):
     torch.testing.assert_close(gradient.double(), chances, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("above", [3.9, 4.3, 4.9])
+def test_one_score_at_the_edge_of_many(above):
+    """The hardest case found: the sharp edge of a crowd inside of a wide window."""
+    scores = torch.zeros(1, 100_000, dtype=torch.float64)
+    scores[0, 0] = above
+    value, chances = value_and_gradient(scores, 1, 1.0)
+    actual, gradient = value_and_gradient(scores.float(), 1, 1.0)
+    torch.testing.assert_close(actual.double(), value, rtol=0, atol=2e-5)
+    torch.testing.assert_close(gradient.double(), chances, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("k", "high"), [(4, 3), (40, 38)])
+def test_certain_scores_do_not_matter(k, high):
+    """Those far above are left out where every row has them."""
+    scores = torch.randn(3, 60, generator=seeded(0))
+    far = torch.cat([scores.new_full((3, high), 100.0), scores], 1)
+    value, gradient = value_and_gradient(far, k, 0.5)
+    few, few_gradient = value_and_gradient(scores, k - high, 0.5)
+    torch.testing.assert_close(value, few)
+    torch.testing.assert_close(gradient[:, high:], few_gradient)
+    assert (gradient[:, :high] == 0).all()
+    heads = far.topk(k).values
+    assert expected.without_certain(heads, heads < 50).shape == (3, k - high)
+
+
 @pytest.mark.parametrize("k", [1, 5])
 def test_a_hundred_thousand_equal_scores(k):
     """The count of those above a threshold is binomial then."""
@@ -173,6 +198,9 @@ def test_infinite_scores_and_nan():
     torch.testing.assert_close(value[1], expected_topk(scores[1, 1:], 1, 0.5))
     assert value[2].isnan()
     assert expected_topk(scores[2], 1, 0.5).isnan()
+    masked = torch.tensor([[nan, 1.0, 2.0, -inf, -inf], [nan, inf, inf, 0.0, 0.0]])
+    assert expected_topk(masked, 4, 0.5)[0].isnan()
+    assert expected_topk(masked, 2, 0.5)[1].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -264,6 +292,8 @@ def test_fewer_than(k):
 def test_bad_input():
     with pytest.raises(ValueError, match="epsilon"):
         expected_topk(torch.zeros(3), 1, -1.0)
+    with pytest.raises(ValueError, match="epsilon must be from 1e-30 to 1e30"):
+        expected_topk(torch.zeros(3), 1, 1e39)
     with pytest.raises(ValueError, match="k must be"):
         expected_topk(torch.zeros(3), 4)
     with pytest.raises(TypeError, match="floating-point"):

@@ -334,3 +334,13 @@ def test_no_crops():
 def test_temperature_is_positive(temperature, error):
     with raises(error, "temperature", str(temperature)):
         predict_topk(torch.randn(3, 4), 1, temperature=temperature)
+
+
+def test_ties_of_sure_crops_go_by_the_softmax():
+    """Two crops that are sure of lists of five, without a common label: ten labels at one half."""
+    logits = torch.zeros(2, 20)
+    logits[0, 10:15], logits[1, [2, 3, 15, 16, 17]] = 40.0, 40.0
+    logits[0, 13:15] += 5
+    found = predict_topk(logits, 5, crops=0)
+    assert found.labels.tolist() == [13, 14, 2, 3, 15]
+    assert found.probabilities.tolist() == pytest.approx([0.5] * 5)

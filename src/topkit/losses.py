@@ -162,6 +162,15 @@ class MultiLabelSmoothTopKLoss(_MarginLoss):
         self.k = k
         self.tau = tau
 
+    @property
+    def options(self) -> Options:
+        """Those of cross-entropy but label smoothing."""
+        return {
+            "weight": self.weight,
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+        }
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.multilabel_smooth_topk_loss(
             input,

@@ -17,9 +17,9 @@ from topkit.functional.accuracy import (
     averaged,
     check_average,
     check_labelled,
-    check_lengths,
     count_by_class,
     labels_of,
+    list_lengths,
     target_rank,
 )
 from topkit.reference.row_blocks import by_rows
@@ -118,7 +118,7 @@ class TopKAccuracy(_ClassCounts):
         **options: Any,
     ) -> None:
         check_count("num_classes", num_classes)
-        ks = check_lengths(k, num_classes)
+        ks = list_lengths(k, num_classes)
         super().__init__(num_classes, average, ignore_index, *ks, **options)
         self.k = k
 
@@ -127,7 +127,7 @@ class TopKAccuracy(_ClassCounts):
         check_input(preds)
         self._check_classes(check_labelled(preds, target))
         ranks = target_rank(preds, target, self.ignore_index)
-        self._count(among_largest(ranks, check_lengths(self.k)), target)
+        self._count(among_largest(ranks, list_lengths(self.k)), target)
 
     def compute(self) -> Tensor | dict[str, Tensor]:
         """Divide by the numbers of samples."""
@@ -174,7 +174,7 @@ class AverageKAccuracy(_Counts):
         self, k: int | Sequence[int] = 5, ignore_index: int = -100, **options: Any
     ) -> None:
         super().__init__(ignore_index, **options)
-        check_lengths(k)
+        list_lengths(k)
         self.k = k
         self._add_count("scores", BINS)
         self._add_count("labels", BINS)
@@ -184,7 +184,7 @@ class AverageKAccuracy(_Counts):
         """Count all probabilities, and those of the labels."""
         check_input(preds)
         classes = check_labelled(preds, target)
-        check_lengths(self.k, classes)
+        list_lengths(self.k, classes)
         labels, known = labels_of(target, classes, self.ignore_index)
         counted = target.long().reshape(-1, 1) != self.ignore_index
         bins = by_rows(_bins, to_rows(preds.detach()), counted, cost=8)
@@ -195,7 +195,7 @@ class AverageKAccuracy(_Counts):
     def compute(self) -> Tensor | dict[str, Tensor]:
         """Compare the labels' probabilities with the threshold of each k."""
         larger = self.scores.cumsum(0) - self.scores
-        hits = [(self.labels * (larger < k * self.samples)).sum() for k in check_lengths(self.k)]
+        hits = [(self.labels * (larger < k * self.samples)).sum() for k in list_lengths(self.k)]
         return _named("average", self.k, torch.stack(hits) / self.samples)
 
 

@@ -56,9 +56,8 @@ def predict_topk(
 
     Returns:
         ``TopK(labels, probabilities)``, (…, k) each without the dimension of crops, descending.
-        Ties are in the order of the averaged softmax, then of the class index; at the end of the
-        list the lowest indices are in. Where fewer than k classes are present, absent ones fill the
-        list with probability 0.
+        Ties are in the order of the averaged softmax, then of the class index. Where fewer than k
+        classes are present, absent ones fill the list with probability 0.
 
     Example:
         The first crop is sure of the list 0, 1; its softmax hides the second behind the first:
@@ -83,7 +82,8 @@ def predict_topk(
     else:
         chances = chances.mean(crops)
         among_ties = softmax(scores).mean(crops) if average == "marginal" else chances
-        labels = sorted_by(sorted_by(first_k(chances, k), among_ties), chances)
+        order = among_ties.argsort(dim=-1, descending=True, stable=True)
+        labels = sorted_by(order, chances)[..., :k]
     return TopK(labels, chances.gather(-1, labels).to(scores.dtype))
 
 

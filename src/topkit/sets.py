@@ -65,6 +65,8 @@ class TopKSets(nn.Module):
 class _CalibratedSets(nn.Module):
     """Holds a threshold and the number of classes that it was found for."""
 
+    parameters_of_sets: tuple[str, ...] = ()
+    """Names of what the threshold depends on, besides the calibration samples."""
     threshold: float | None
     """What ``calibrate`` has found; None before."""
     classes: int | None
@@ -77,8 +79,7 @@ class _CalibratedSets(nn.Module):
     @property
     def settings(self) -> dict[str, object]:
         """What the threshold depends on, besides the calibration samples."""
-        found = ("training", "threshold", "classes")
-        return {n: v for n, v in vars(self).items() if n not in found and not n.startswith("_")}
+        return {name: getattr(self, name) for name in self.parameters_of_sets}
 
     def get_extra_state(self) -> dict[str, object]:
         """The threshold, and what it depends on, for the state dict."""
@@ -125,6 +126,8 @@ class AverageKSets(_CalibratedSets):
         tensor([[ True, False, False],
                 [ True,  True,  True]])
     """
+
+    parameters_of_sets = ("k",)
 
     def __init__(self, k: float) -> None:
         check_number("k", k, positive=True)
@@ -204,6 +207,8 @@ class ConformalSets(_CalibratedSets):
         tensor([[ True,  True, False],
                 [ True, False, False]])
     """
+
+    parameters_of_sets = ("alpha", "penalty", "k_reg", "randomized", "max_size")
 
     def __init__(
         self,
@@ -316,7 +321,7 @@ def check_labels(target: Tensor, logits: Tensor) -> None:
         raise TypeError(f"target must be a tensor of class indices (integers), got {given}")
     if target.shape != logits.shape[:-1]:
         raise ValueError(
-            f"target must have the shape of the logits without classes, "
+            f"target must have the shape of the logits without classes, which are last, "
             f"{tuple(logits.shape[:-1])}, got {tuple(target.shape)}"
         )
     wrong = target[(target < 0) | (target >= logits.shape[-1])]

@@ -55,6 +55,20 @@ def test_second_derivatives_of_a_remembered_call():
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-7)
 
 
+def test_graphs_of_a_remembered_call_in_half_precision():
+    """A scaled loss, as mixed precision has it, whose gradient is differentiable."""
+    logits, target = torch.randn(4, 9).half(), torch.arange(4)
+    gradients = []
+    for _ in range(2):
+        leaf = logits.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            value = losses(leaf, target)
+        (gradient,) = torch.autograd.grad(value * 2.0**17, leaf, create_graph=True)
+        gradients.append(gradient.detach())
+    assert torch.isfinite(gradients[0]).all()
+    torch.testing.assert_close(*gradients)
+
+
 def test_transformations_of_a_remembered_call():
     logits, target = torch.randn(2, 7), torch.tensor([1, 2])
     leaf = logits.clone().requires_grad_()

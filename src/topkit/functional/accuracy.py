@@ -64,8 +64,8 @@ def topk_accuracy(
     input: Tensor,
     target: Tensor,
     k: int | Sequence[int] = 5,
-    *,
     average: str = "micro",
+    *,
     ignore_index: int = -100,
 ) -> Tensor:
     r"""Top-k accuracy: the share of labels that are among the k largest scores.
@@ -101,7 +101,7 @@ def topk_accuracy(
     check_average(average)
     check_input(input)
     classes = check_labelled(input, target)
-    ks = check_lengths(k, classes)
+    ks = list_lengths(k, classes)
     right = among_largest(target_rank(input, target, ignore_index), ks)
     hits, samples = count_by_class(right, target, classes, ignore_index)
     accuracy = averaged(hits, samples, average)
@@ -114,7 +114,7 @@ def check_average(average: str) -> None:
         raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
 
 
-def check_lengths(k: int | Sequence[int], classes: int | None = None) -> tuple[int, ...]:
+def list_lengths(k: int | Sequence[int], classes: int | None = None) -> tuple[int, ...]:
     """Require one k or several, from 1 to the number of classes; return them all."""
     ks = tuple(k) if isinstance(k, Sequence) else (k,)
     if not ks:

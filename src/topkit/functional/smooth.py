@@ -24,6 +24,7 @@ from topkit.functional._contract import (
     classification_loss,
     margin_obstacle,
     margin_of_label,
+    working,
 )
 from topkit.operators.esp import smooth_gap
 
@@ -84,7 +85,7 @@ def smooth_topk_loss(
         return smooth_hinge(scores, labels, k, tau, margin)
 
     def plain(scores: Tensor) -> Tensor:
-        return classification_loss(row_loss, scores, target, **options)
+        return classification_loss(row_loss, working(scores), target, **options)
 
     if was_served(call, input):
         return as_input(by_kernel(input, loss_options(target, options, plain)), input)
