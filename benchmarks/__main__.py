@@ -1,11 +1,11 @@
-"""Command line: ``python -m benchmarks speed``, ``study``, ``prediction`` and ``tables``."""
+"""Command line: ``python -m benchmarks`` with ``speed``, ``study``, ``noise`` and others."""
 
 import argparse
 import os
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its workers would disturb the times
 
-from benchmarks import prediction, speed, study, tables
+from benchmarks import noise, prediction, speed, study, tables
 from benchmarks.environment import default_device
 
 
@@ -22,12 +22,16 @@ def main() -> None:
     predicted = commands.add_parser("prediction", help="lists and sets of labels, saved logits")
     predicted.add_argument("--logits", nargs="+", required=True, metavar="FILE")
     predicted.add_argument("--quick", action="store_true", help="one split, to try it out")
+    noises = commands.add_parser("noise", help="noise against its exact expectation, on the CPU")
+    noises.add_argument("--quick", action="store_true", help="few draws and steps, to try it out")
     commands.add_parser("tables", help="tables and plots of the documents from the results")
     arguments = parser.parse_args()
     if arguments.command == "tables":
         tables.main()
     elif arguments.command == "prediction":
         prediction.main(arguments.logits, arguments.quick)
+    elif arguments.command == "noise":
+        noise.main(arguments.quick)
     else:
         run = {"speed": speed.main, "study": study.main}[arguments.command]
         run(arguments.device, arguments.quick)

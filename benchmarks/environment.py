@@ -60,7 +60,7 @@ def describe(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit, marked if the library was changed since; TOPKIT_COMMIT where git does not know."""
+    """TOPKIT_COMMIT if it is set; else the commit, marked if the library was changed since."""
     if given := os.environ.get("TOPKIT_COMMIT"):
         return given
     head = git("rev-parse", "--short", "HEAD")

@@ -60,8 +60,8 @@ def short(record: Record) -> str:
     head = ("N × C", "cross-entropy, ms", *(COLUMNS[name] for name in DEFAULTS))
     return (
         table(head, rows)
-        + f"\n\n3·randn float32 logits, noised with 10 samples; in brackets the ratio of the device's "
-        f"own times ({hardware(record)})."
+        + "\n\n3·randn float32 logits, noised with 10 samples; in brackets the ratio of the "
+        f"device's own times ({hardware(record)})."
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks import prediction_tables, speed_tables, study_tables
+from benchmarks import noise_tables, prediction_tables, speed_tables, study_tables
 from benchmarks.environment import ROOT, read
 
 Render = Callable[[dict[str, Any]], str]
@@ -58,6 +58,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield from ((name, render(record)) for name, render in SPEED_GPU.items())
     if record := read("prediction"):
         yield from ((name, render(record)) for name, render in PREDICTION.items())
+    if record := read("noise"):
+        yield "noise", noise_tables.noise(record)
     for place in ("cpu", "gpu"):
         if record := read(f"study-{place}"):
             yield from ((f"{name}-{place}", render(record)) for name, render in STUDY.items())

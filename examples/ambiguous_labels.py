@@ -35,6 +35,7 @@ import topkit
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
+K, CLASSES, NOISE, DECAY = 5, 50, 0.8, 1.0
 FEATURES = 400
 TRAIN_PER_CLASS = 10
 VALIDATION_PER_CLASS = 10
@@ -116,18 +117,29 @@ def accuracy(model: nn.Linear, split: Split, k: int) -> float:
     return 100.0 * float((beaten >= scores.shape[1] - k).float().mean())
 
 
-def train(
-    loss_function: Loss, splits: Splits, k: int, learning_rate: float, weight_decay: float
-) -> Candidate:
-    """Train one linear model and keep the step with the best top-k validation accuracy."""
-    model = nn.Linear(FEATURES, splits.classes)
+def zero_model(classes: int) -> nn.Linear:
+    """A linear model without any preference."""
+    model = nn.Linear(FEATURES, classes)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
+    return model
+
+
+def train(
+    model: nn.Linear,
+    loss_function: Loss,
+    splits: Splits,
+    k: int,
+    learning_rate: float,
+    weight_decay: float,
+    steps: int = STEPS,
+) -> Candidate:
+    """Train the model and keep the step with the best top-k validation accuracy."""
     optimizer = torch.optim.SGD(
         model.parameters(), learning_rate, momentum=0.9, nesterov=True, weight_decay=weight_decay
     )
     best = Candidate(-1.0, learning_rate, weight_decay, 0, model)
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         optimizer.zero_grad()
         loss_function(model(splits.training.features), splits.training.labels).backward()
         optimizer.step()
@@ -140,7 +152,7 @@ def train(
 def choose(loss_function: Loss, splits: Splits, k: int) -> Candidate:
     """Try every setting of the grid and return the best on the validation set."""
     candidates = [
-        train(loss_function, splits, k, learning_rate, weight_decay)
+        train(zero_model(splits.classes), loss_function, splits, k, learning_rate, weight_decay)
         for learning_rate in LEARNING_RATES
         for weight_decay in WEIGHT_DECAYS
     ]
@@ -158,10 +170,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Cross-entropy against SmoothTopKLoss on labels that are ambiguous."
     )
-    parser.add_argument("--k", type=int, default=5, help="classes per group, and the k of top-k")
-    parser.add_argument("--classes", type=int, default=50, help="a multiple of k")
-    parser.add_argument("--noise", type=float, default=0.8, help="probability of a random label")
-    parser.add_argument("--decay", type=float, default=1.0, help="of the features' spread; 0: none")
+    parser.add_argument("--k", type=int, default=K, help="classes per group, and the k of top-k")
+    parser.add_argument("--classes", type=int, default=CLASSES, help="a multiple of k")
+    parser.add_argument("--noise", type=float, default=NOISE, help="probability of a random label")
+    parser.add_argument(
+        "--decay", type=float, default=DECAY, help="of the features' spread; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     arguments = parser.parse_args()

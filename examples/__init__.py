@@ -1,0 +1,1 @@
+"""Programs to run; benchmarks use their data."""
