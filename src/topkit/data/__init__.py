@@ -1,0 +1,52 @@
+"""Data for training image classifiers; needs ``pip install 'topkit[train]'``.
+
+>>> from topkit import data
+>>> toy = data.load("glyphs", classes=100, per_class=2, cache=False)
+>>> noisy = data.superclass_noise(toy, p=0.4, seed=1)
+>>> noisy.record["steps"][0]["step"]
+'superclass_noise'
+"""
+
+from topkit.data.arrays import read_npz
+from topkit.data.cifar import read_cifar
+from topkit.data.dataset import Dataset, Pictures, Split, Superclasses
+from topkit.data.file_transforms import fixed_views, random_view
+from topkit.data.files import ImageFiles
+from topkit.data.folder import read_image_folder
+from topkit.data.glyphs import glyphs
+from topkit.data.label_noise import block_noise, superclass_noise, symmetric_noise
+from topkit.data.loading import FORMATS, load
+from topkit.data.map_style import from_map_style, map_split
+from topkit.data.seeds import generator
+from topkit.data.subsets import balanced_subset, hold_out, long_tail
+from topkit.data.transforms import IMAGENET, Normalize, random_crop, ten_crop, with_mirror
+
+__all__ = [
+    "FORMATS",
+    "IMAGENET",
+    "Dataset",
+    "ImageFiles",
+    "Normalize",
+    "Pictures",
+    "Split",
+    "Superclasses",
+    "balanced_subset",
+    "block_noise",
+    "fixed_views",
+    "from_map_style",
+    "generator",
+    "glyphs",
+    "hold_out",
+    "load",
+    "long_tail",
+    "map_split",
+    "random_crop",
+    "random_view",
+    "read_cifar",
+    "read_image_folder",
+    "read_npz",
+    "superclass_noise",
+    "symmetric_noise",
+    "ten_crop",
+    "with_mirror",
+]
