@@ -1,0 +1,121 @@
+"""Batches of images in memory: a function of seed, epoch and step, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from topkit.data.seeds import generator
+
+Batch = tuple[Tensor, Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class TrainingBatches:
+    """Shuffled, augmented batches, which know where they are and can be continued there.
+
+    A batch depends on seed, epoch and step alone, so a run that is interrupted and continued sees
+    the same images as one that is not. With several processes each takes its share of every batch.
+    The last samples of an epoch that make no full batch are left out.
+
+    Args:
+        images: (N, …), on any device.
+        labels: (N), on the same device.
+        batch_size: samples of a batch, over all processes.
+        seed: of the order and the augmentation.
+        augment: maps a batch of images and a generator on the CPU to a batch.
+        rank: number of this process.
+        processes: how many there are.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        seed: int,
+        augment: Augment | None = None,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        if batch_size % processes:
+            raise ValueError(
+                f"batch_size must be a multiple of the number of processes, got {batch_size} for "
+                f"{processes}"
+            )
+        if len(labels) < batch_size:
+            raise ValueError(
+                f"there are {len(labels)} training samples, fewer than one batch of {batch_size}: "
+                "lower the batch size"
+            )
+        self.images, self.labels = images, labels
+        self.batch_size, self.seed, self.augment = batch_size, seed, augment
+        self.rank, self.processes = rank, processes
+        self.epoch = self.step = 0
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, first = self.epoch, self.step
+        order = self._order(epoch)
+        for step in range(first, len(self)):
+            last = step + 1 == len(self)
+            self.epoch, self.step = (epoch + 1, 0) if last else (epoch, step + 1)
+            yield self._batch(order, epoch, step)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where to go on."""
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on there."""
+        self.epoch, self.step = state["epoch"], state["step"]
+
+    def _order(self, epoch: int) -> Tensor:
+        stream = generator(self.seed, "order", epoch)
+        return torch.randperm(len(self.labels), generator=stream).to(self.labels.device)
+
+    def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
+        chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+        images, labels = self.images[chosen], self.labels[chosen]
+        if self.augment is not None:  # all of it: the same for any number of processes
+            images = self.augment(images, generator(self.seed, "augmentation", epoch, step))
+        return images[self.rank :: self.processes], labels[self.rank :: self.processes]
+
+
+class EvaluationBatches:
+    """All samples in order; with several processes each takes its share.
+
+    Args:
+        images: (N, …).
+        labels: (N).
+        batch_size: samples of a batch, over all processes.
+        prepare: what becomes of a batch of images.
+        rank: number of this process.
+        processes: how many there are.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self.images, self.labels = images[rank::processes], labels[rank::processes]
+        self.batch_size = max(1, batch_size // processes)
+        self.prepare = prepare
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for begin in range(0, len(self.labels), self.batch_size):
+            images = self.images[begin : begin + self.batch_size]
+            images = images if self.prepare is None else self.prepare(images)
+            yield images, self.labels[begin : begin + self.batch_size]

@@ -1,0 +1,135 @@
+"""The training step, for Lightning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from topkit.data.seeds import generator
+from topkit.metrics import TopKAccuracy
+from topkit.train.batches import Batch
+from topkit.train.recipe import Recipe
+
+
+class Classifier(L.LightningModule):
+    """A network and a loss, trained by a recipe.
+
+    Args:
+        network: maps images to logits.
+        criterion: the loss.
+        recipe: optimiser, schedule and seed.
+        classes: number of classes.
+        steps: number of optimiser steps of the whole training.
+        loss_scale: what the loss is multiplied by in training.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        criterion: nn.Module,
+        recipe: Recipe,
+        classes: int,
+        steps: int,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.network, self.criterion = network, criterion
+        self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
+        ks = tuple(dict.fromkeys((1, recipe.k)))
+        self.monitored = f"validation/top{recipe.k}"
+        self.accuracies = nn.ModuleDict(
+            {
+                split: TopKAccuracy(classes, ks, average=recipe.average)
+                for split in ("train_split", "validation_split")
+            }
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of images."""
+        logits: Tensor = self.network(images)
+        return logits
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Make all chance of the step (dropout, noise) a function of seed and step."""
+        key = (self.recipe.seed, "step", self.global_step, self.global_rank)
+        torch.manual_seed(generator(*key).initial_seed())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss of a batch, times its scale."""
+        images, labels = batch
+        logits = self(images)
+        loss: Tensor = self.criterion(logits, labels)
+        self._log("train", logits.detach(), labels, loss.detach())
+        return loss * self.loss_scale
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Loss and accuracies of a batch."""
+        images, labels = batch
+        logits = self(images)
+        self._log("validation", logits, labels, self.criterion(logits, labels))
+
+    def on_train_epoch_end(self) -> None:
+        """Log the accuracies of the epoch."""
+        self._log_accuracy("train")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the accuracies of the epoch."""
+        self._log_accuracy("validation")
+
+    def configure_optimizers(self) -> Any:
+        """SGD with Nesterov momentum, and the recipe's schedule, step by step."""
+        recipe = self.recipe
+        optimizer = torch.optim.SGD(
+            self.parameters(),
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            nesterov=recipe.momentum > 0,
+        )
+        scheduler = make_schedule(optimizer, recipe, self.steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def _log(self, split: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+        self._accuracy(split).update(logits, labels)
+        self.log(
+            f"{split}/loss",
+            loss.float(),
+            on_step=False,
+            on_epoch=True,
+            batch_size=len(labels),
+            sync_dist=True,
+        )
+
+    def _accuracy(self, split: str) -> TopKAccuracy:
+        metric = self.accuracies[f"{split}_split"]
+        assert isinstance(metric, TopKAccuracy)
+        return metric
+
+    def _log_accuracy(self, split: str) -> None:
+        metric = self._accuracy(split)
+        values = metric.compute()
+        metric.reset()
+        assert isinstance(values, dict)
+        self.log_dict({f"{split}/{name}": value for name, value in values.items()})
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> LRScheduler:
+    """The learning rate by step."""
+    schedules = torch.optim.lr_scheduler
+    if recipe.schedule == "one-cycle":
+        return schedules.OneCycleLR(
+            optimizer, recipe.learning_rate, total_steps=steps, cycle_momentum=False
+        )
+    if recipe.schedule == "cosine":
+        return schedules.CosineAnnealingLR(optimizer, steps)
+    if recipe.schedule == "steps":
+        milestones = [round(share * steps) for share in recipe.milestones]
+        return schedules.MultiStepLR(optimizer, milestones)
+    return schedules.ConstantLR(optimizer, factor=1.0)

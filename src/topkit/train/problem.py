@@ -1,0 +1,43 @@
+"""A recipe's data: loaded, divided, and made as hard as it says."""
+
+from collections.abc import Callable
+
+from topkit.data import (
+    Dataset,
+    balanced_subset,
+    block_noise,
+    hold_out,
+    load,
+    long_tail,
+    superclass_noise,
+    symmetric_noise,
+)
+from topkit.train.recipe import Recipe
+
+NOISE: dict[str, Callable[..., Dataset]] = {
+    "superclass": superclass_noise,
+    "block": block_noise,
+    "symmetric": symmetric_noise,
+}
+
+
+def prepare_data(recipe: Recipe) -> Dataset:
+    """The data set of a recipe; validation and test labels are clean.
+
+    The order is: a validation set is held out, the training set becomes smaller or long-tailed,
+    and then its labels noisy.
+    """
+    dataset = load(recipe.data, **recipe.data_options)
+    classes = len(dataset.classes)
+    if recipe.k >= classes:
+        raise ValueError(f"k={recipe.k} must be less than the {classes} classes of {dataset.name}")
+    if dataset.validation is None:
+        tenth = classes * max(1, len(dataset.train) // (10 * classes))
+        dataset = hold_out(dataset, recipe.validation or tenth, recipe.seed)
+    if recipe.subset is not None:
+        dataset = balanced_subset(dataset, recipe.subset, recipe.seed)
+    if recipe.imbalance is not None:
+        dataset = long_tail(dataset, recipe.imbalance, seed=recipe.seed)
+    if recipe.noise:
+        dataset = NOISE[recipe.noise_kind](dataset, recipe.noise, recipe.seed)
+    return dataset

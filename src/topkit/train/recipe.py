@@ -1,0 +1,172 @@
+"""What a training run is: every setting, from YAML or the command line, saved with the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from topkit.train.criterion import loss_info
+
+SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
+NOISES = ("superclass", "block", "symmetric")
+AVERAGES = ("micro", "macro")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+LOSS_OPTIONS = ("tau", "margin", "epsilon", "samples", "scale", "gamma")
+
+
+def setting(help: str, default: Any = MISSING, **options: Any) -> Any:
+    """A field with a line for the command line's help."""
+    if default is not MISSING:
+        options["default"] = default
+    return field(metadata={"help": help}, **options)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run; two runs of the same recipe on the same machine are the same."""
+
+    data: str = setting("name of a data set, or a path", "glyphs")
+    data_options: dict[str, Any] = setting(  # noqa: RUF009 a field, like the others
+        "options of the data set, for example classes: 300", default_factory=dict
+    )
+    noise: float = setting("probability that a training label is replaced", 0.0)
+    noise_kind: str = setting(f"by what: {', '.join(NOISES)}", "superclass")
+    subset: int | None = setting("training images to keep, the same of each class", None)
+    imbalance: float | None = setting("largest class over smallest, for a long tail", None)
+    validation: int = setting("images held out if there is no validation set; 0: a tenth", 0)
+
+    model: str = setting("name of a network, see `topkit models`", "convnet")
+    head: str = setting("last layer: linear, or cosine for margin losses", "linear")
+
+    loss: str = setting("name of a loss, see `topkit losses`", "smooth")
+    k: int = setting("length of the list, of the loss and of the accuracy to choose by", 5)
+    tau: float | None = setting("temperature of the smooth loss", None)
+    margin: float | None = setting("margin of the loss; the largest one where classes differ", None)
+    epsilon: float | None = setting("size of the noise of the noised loss", None)
+    samples: int | None = setting("noise vectors; 0 for the exact expectation", None)
+    scale: float | None = setting("scale of a loss for cosine scores", None)
+    gamma: float | None = setting("exponent of the focal loss", None)
+    match_gradient: bool = setting(
+        "multiply the loss such that cross-entropy's learning rate fits it", True
+    )
+
+    epochs: int = setting("passes over the training images", 30)
+    batch_size: int = setting("images of a step, over all devices", 256)
+    pad: int = setting("training images are shifted by up to so many pixels", 4)
+    border: str = setting("what comes in from outside then: zero, or edge", "zero")
+    flip: bool = setting("mirror half of the training images; not for letters", False)
+    learning_rate: float = setting("of SGD, for cross-entropy", 0.1)
+    momentum: float = setting("of Nesterov", 0.9)
+    weight_decay: float = setting("of all parameters", 5e-4)
+    schedule: str = setting(f"of the learning rate: {', '.join(SCHEDULES)}", "one-cycle")
+    milestones: tuple[float, ...] = setting(
+        "shares of the training after which steps divide by 10", (0.5, 0.75)
+    )
+    average: str = setting("accuracy to choose by: micro, or macro over classes", "micro")
+    patience: int | None = setting("epochs without improvement after which to stop", None)
+
+    seed: int = setting("of data, weights, order, augmentation and noise", 0)
+    precision: str = setting(f"one of {', '.join(PRECISIONS)}", "32-true")
+    devices: int = setting("number of devices on each machine", 1)
+    nodes: int = setting("number of machines", 1)
+    strategy: str = setting("of Lightning: auto, ddp, fsdp, ...", "auto")
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("schedule", SCHEDULES),
+            ("noise_kind", NOISES),
+            ("average", AVERAGES),
+            ("precision", PRECISIONS),
+            ("head", ("linear", "cosine")),
+            ("border", ("zero", "edge")),
+        ):
+            if getattr(self, name) not in choices:
+                given = getattr(self, name)
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
+        for name in ("k", "epochs", "batch_size", "devices", "nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.noise <= 1:
+            raise ValueError(f"noise must be a probability, got {self.noise}")
+        loss_info(self.loss)
+        self.loss_options()
+
+    def loss_options(self) -> dict[str, Any]:
+        """The loss's parameters that are set."""
+        given = {name: getattr(self, name) for name in LOSS_OPTIONS}
+        options = {name: value for name, value in given.items() if value is not None}
+        if options.get("samples") == 0:
+            options["samples"] = None
+        known = loss_info(self.loss).options
+        wrong = [name for name in options if name not in known]
+        if wrong:
+            takes = f"takes {', '.join(known)}" if known else "has no options"
+            raise ValueError(f"the loss {self.loss!r} has no {', '.join(wrong)}; it {takes}")
+        return options
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
+        """The same recipe with other values of some settings."""
+        check_names(changes)
+        return replace(self, **{name: _typed(name, value) for name, value in changes.items()})
+
+    def save(self, path: Path) -> None:
+        """Write all settings as YAML."""
+        settings = {**asdict(self), "milestones": list(self.milestones)}
+        path.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe; what it does not set has its default."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no recipe {path}")
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold settings as `name: value`, got {settings!r}")
+    return Recipe().with_changes(settings)
+
+
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Require settings that a recipe has."""
+    known = [each.name for each in fields(Recipe)]
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"a recipe has no {name!r}.{hint} It has: {', '.join(known)}")
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value of YAML as the type of the setting: ``1e-3`` is a string there, ``1`` no float."""
+    expected = get_type_hints(Recipe)[name]
+    if value is None or isinstance(value, dict):
+        return value
+    if expected in (float, float | None):
+        return _number(name, value, float)
+    if expected in (int, int | None):
+        return _number(name, value, int)
+    if expected is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    if expected is str and not isinstance(value, str):
+        raise ValueError(f"{name} must be a word, got {value!r}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _number(name: str, value: Any, kind: type[float] | type[int]) -> float | int:
+    try:
+        number = float(value)
+        if isinstance(value, bool) or (kind is int and number != int(number)):
+            raise ValueError
+    except (TypeError, ValueError):
+        what = "an integer" if kind is int else "a number"
+        raise ValueError(f"{name} must be {what}, got {value!r}") from None
+    return kind(number)

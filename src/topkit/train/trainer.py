@@ -1,0 +1,113 @@
+"""Lightning's trainer, set up such that nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from rich.console import Console
+
+from topkit.train.batches import Batch
+from topkit.train.files import SafeCheckpoints
+from topkit.train.module import Classifier
+from topkit.train.progress import Progress
+from topkit.train.recipe import Recipe
+
+KEEP_EVERY = timedelta(minutes=2)
+"""How much work a power cut may cost."""
+
+
+class Interrupted(Exception):
+    """Training was asked to stop, and a checkpoint was written."""
+
+
+class StopAfterStep(Callback):
+    """On Ctrl-C or a termination signal: finish the step, write a checkpoint, and end.
+
+    A second Ctrl-C ends at once.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.asked = False
+        self.before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listen to signals, which only the main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._ask)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """Stop here if that was asked for."""
+        if self.asked:
+            trainer.save_checkpoint(self.checkpoint)
+            raise Interrupted(f"stopped after step {trainer.global_step}; continue with --resume")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.before = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def make_trainer(
+    recipe: Recipe, run: Path, module: Classifier, console: Console | None
+) -> L.Trainer:
+    """A trainer that logs to ``run``, and keeps the best and the last checkpoint there."""
+    folder = run / "checkpoints"
+    best = ModelCheckpoint(
+        folder, "best", monitor=module.monitored, mode="max", enable_version_counter=False
+    )
+    last = ModelCheckpoint(
+        folder, "last", monitor=None, train_time_interval=KEEP_EVERY, enable_version_counter=False
+    )
+    at_epoch = ModelCheckpoint(
+        folder, "last", monitor=None, every_n_epochs=1, enable_version_counter=False
+    )
+    callbacks: list[Callback] = [best, last, at_epoch, StopAfterStep(folder / "last.ckpt")]
+    if recipe.patience is not None:
+        callbacks.append(EarlyStopping(module.monitored, patience=recipe.patience, mode="max"))
+    if console is not None:
+        callbacks.append(Progress(console, module.steps, recipe.batch_size, recipe.k))
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
+    return L.Trainer(
+        max_epochs=recipe.epochs,
+        devices=recipe.devices,
+        num_nodes=recipe.nodes,
+        strategy=recipe.strategy,
+        precision=recipe.precision,  # type: ignore[arg-type]
+        accelerator="auto",
+        callbacks=callbacks,
+        plugins=[SafeCheckpoints()],
+        logger=[CSVLogger(run, "", ""), TensorBoardLogger(run, "", "tensorboard")],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1_000_000,
+        use_distributed_sampler=False,
+    )

@@ -1,0 +1,118 @@
+"""The command line: a run from a file, continued, listed; errors are one sentence."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from topkit import cli
+from topkit.train.criterion import LOSSES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Six patterns of 8×8 pixels in the format of users."""
+    stream = np.random.default_rng(0)
+    patterns = stream.integers(0, 256, (6, 8, 8))
+    arrays = {}
+    for split, count in (("train", 96), ("test", 36)):
+        labels = np.arange(count) % 6
+        noisy = patterns[labels] + stream.normal(0, 40, (count, 8, 8))
+        arrays |= {f"x_{split}": noisy.clip(0, 255).astype(np.uint8), f"y_{split}": labels}
+    np.savez(tmp_path / "toy.npz", **arrays)
+    return tmp_path / "toy.npz"
+
+
+def run(monkeypatch, *arguments: str) -> int:
+    """The exit status of ``topkit arguments…``."""
+    monkeypatch.setattr(sys, "argv", ["topkit", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    return exit.value.code or 0
+
+
+def settings(npz) -> list[str]:
+    return f"--data {npz} --epochs 2 --batch-size 16 --pad 1 --k 2 --learning-rate 0.02".split()
+
+
+def test_train(monkeypatch, capsys, npz, tmp_path):
+    folder = tmp_path / "run"
+    assert run(monkeypatch, "train", *settings(npz), "--run", str(folder), "--tau", "0.5") == 0
+    output = capsys.readouterr().out
+    assert "multiplied by 2" in output
+    assert "epoch 2/2" in output
+    assert "top-5" in output
+    result = json.loads((folder / "result.json").read_text())
+    assert result["recipe"]["tau"] == 0.5
+    assert result["test"]["micro"]["6"] == 1.0
+
+
+def test_recipe_and_overriding_options(monkeypatch, npz, tmp_path):
+    path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
+    path.write_text(f"data: {npz}\nepochs: 1\nbatch_size: 16\npad: 0\nk: 2\nloss: cross-entropy\n")
+    arguments = ("--recipe", str(path), "--run", str(folder), "--loss", "noised", "--samples", "0")
+    assert run(monkeypatch, "train", *arguments) == 0
+    recipe = json.loads((folder / "result.json").read_text())["recipe"]
+    assert (recipe["loss"], recipe["epochs"], recipe["samples"]) == ("noised", 1, 0)
+
+
+def test_interrupted_and_resumed(monkeypatch, capsys, npz, tmp_path):
+    from topkit.train.trainer import StopAfterStep
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            StopAfterStep, "on_train_start", lambda self, *_: setattr(self, "asked", True)
+        )
+        status = run(patched, "train", *settings(npz), "--run", str(folder))
+    assert status == 130
+    assert f"--resume --run {folder}" in capsys.readouterr().out
+    assert run(monkeypatch, "train", "--resume", "--run", str(folder)) == 0
+    assert (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--loss", "smoth"], "Did you mean 'smooth'"),
+        (["--model", "convnte"], "convnet"),
+        (["--k", "6"], "k=6 must be less than the 6 classes"),
+        (["--data", "nowhere"], "nowhere"),
+        (["--gamma", "2"], "'smooth' has no gamma"),
+        (["--resume"], "--resume needs --run"),
+        (["--option", "classes"], "NAME=VALUE"),
+        (["--batch-size", "1000"], "lower the batch size"),
+    ],
+)
+def test_errors(monkeypatch, capsys, npz, tmp_path, arguments, message):
+    folder = [] if "--resume" in arguments else ["--run", str(tmp_path / "run")]
+    assert run(monkeypatch, "train", *settings(npz), *folder, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error:")
+    assert not (tmp_path / "run").exists()
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_lists(monkeypatch, capsys):
+    assert run(monkeypatch, "losses") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in LOSSES)
+    assert run(monkeypatch, "models") == 0
+    assert "resnet18" in capsys.readouterr().out
+    assert run(monkeypatch, "data") == 0
+    assert "glyphs" in capsys.readouterr().out
+
+
+def test_seeds_give_other_weights(monkeypatch, npz, tmp_path):
+    results = []
+    for seed in ("0", "1"):
+        folder = tmp_path / seed
+        run(monkeypatch, "train", *settings(npz), "--run", str(folder), "--seed", seed)
+        results.append(torch.load(folder / "checkpoints" / "last.ckpt")["state_dict"])
+    weights = [next(v for n, v in r.items() if n.endswith("weight")) for r in results]
+    assert not torch.equal(*weights)

@@ -1,0 +1,162 @@
+"""Runs: trained, interrupted, continued to the same weights, and recorded."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from topkit.data import Dataset, Split, hold_out
+from topkit.train import Interrupted, Recipe, train
+from topkit.train.files import load_checkpoint
+from topkit.train.trainer import StopAfterStep
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+CLASSES = 6
+RECIPE = Recipe(k=2, epochs=3, batch_size=16, pad=1, learning_rate=0.02, loss="noised", samples=3)
+
+
+def toy() -> Dataset:
+    """Six noisy patterns of 8×8 pixels."""
+    stream = torch.Generator().manual_seed(0)
+    patterns = torch.randint(0, 256, (CLASSES, 1, 8, 8), generator=stream)
+
+    def split(count: int) -> Split:
+        labels = torch.arange(count) % CLASSES
+        noise = 50 * torch.randn(count, 1, 8, 8, generator=stream)
+        return Split((patterns[labels] + noise).clamp(0, 255).to(torch.uint8), labels)
+
+    return hold_out(Dataset("toy", split(120), split(60), tuple("abcdef")), 24)
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] | None) -> None:
+    """Ask to stop in a step, or crash there."""
+    real = StopAfterStep.on_train_batch_end
+
+    def ends(self, trainer, *rest):
+        if trainer.global_step == step:
+            if error is not None:
+                raise error
+            self.asked = True
+        real(self, trainer, *rest)
+
+    monkeypatch.setattr(StopAfterStep, "on_train_batch_end", ends)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    train(RECIPE, run, dataset=toy())
+    return run
+
+
+def test_what_a_run_leaves(whole):
+    result = json.loads((whole / "result.json").read_text())
+    assert result["recipe"]["loss"] == "noised"
+    accuracy = list(result["test"]["micro"].values())
+    assert accuracy == sorted(accuracy)
+    assert len(accuracy) == CLASSES
+    assert accuracy[-1] == 1.0
+    assert (whole / "recipe.yaml").exists()
+    lines = (whole / "metrics.csv").read_text().splitlines()
+    assert "validation/top2" in lines[0]
+    assert any((whole / "tensorboard").iterdir())
+
+
+def test_the_same_recipe_gives_the_same_weights(whole, tmp_path):
+    train(RECIPE, tmp_path / "again", dataset=toy())
+    assert_same_weights(whole, tmp_path / "again")
+
+
+def test_learns(tmp_path):
+    recipe = RECIPE.with_changes({"loss": "smooth", "samples": None, "epochs": 12})
+    result = train(recipe, tmp_path / "run", dataset=toy())
+    assert result["test"]["micro"]["2"] > 0.6  # by chance: one third
+
+
+@pytest.mark.parametrize("step", [1, 6, 8, 12, 17])
+def test_continued_after_an_interruption(whole, tmp_path, monkeypatch, step):
+    """In the first step, at the end of an epoch, in the middle of one, just before the end."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        stop_at(patched, step, None)
+        with pytest.raises(Interrupted, match="--resume"):
+            train(RECIPE, run, dataset=toy())
+    assert not (run / "result.json").exists()
+    train(RECIPE, run, dataset=toy(), resume=True)
+    assert_same_weights(whole, run)
+    results = [json.loads((r / "result.json").read_text())["test"] for r in (whole, run)]
+    assert results[0] == results[1]
+
+
+def test_continued_after_a_crash(whole, tmp_path, monkeypatch):
+    """From the last checkpoint, that of the epoch before."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        stop_at(patched, 10, ZeroDivisionError)
+        with pytest.raises(ZeroDivisionError):
+            train(RECIPE, run, dataset=toy())
+    train(RECIPE, run, dataset=toy(), resume=True)
+    assert_same_weights(whole, run)
+
+
+def test_continued_after_a_broken_checkpoint(whole, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        stop_at(patched, 15, None)
+        with pytest.raises(Interrupted):
+            train(RECIPE, run, dataset=toy())
+    last = run / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    train(RECIPE, run, dataset=toy(), resume=True)
+    assert_same_weights(whole, run)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs signals of POSIX")
+def test_continued_after_kill_9(whole, tmp_path):
+    """A process that is killed somewhere in the middle."""
+    run = tmp_path / "run"
+    code = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from pathlib import Path\n"
+        "import test_train_engine as t\n"
+        f"t.train(t.RECIPE, Path({str(run)!r}), dataset=t.toy())\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+    last = run / "checkpoints" / "last.ckpt"
+    until = time.monotonic() + 120
+    while not last.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert last.exists()
+    train(RECIPE, run, dataset=toy(), resume=True)
+    assert_same_weights(whole, run)
+
+
+def test_errors(whole, tmp_path):
+    with pytest.raises(FileExistsError, match="--resume"):
+        train(RECIPE, whole, dataset=toy())
+    with pytest.raises(ValueError, match="another recipe"):
+        train(RECIPE.with_changes({"epochs": 5}), whole, dataset=toy(), resume=True)
+    with pytest.raises(FileNotFoundError, match="no run to continue"):
+        train(RECIPE, tmp_path / "none", dataset=toy(), resume=True)

@@ -1,0 +1,94 @@
+"""Recipes: from YAML and back, with errors that say what is wrong; the losses that they name."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import topkit
+from topkit.train.criterion import LOSSES, build_loss, gradient_scale
+from topkit.train.recipe import Recipe, load_recipe
+
+COUNTS = torch.tensor([50, 20, 5, 1, 1, 1, 1])
+
+
+def test_saved_and_loaded(tmp_path):
+    recipe = Recipe(loss="noised", epsilon=0.3, samples=0, milestones=(0.3, 0.6), subset=100)
+    recipe.save(tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_numbers_of_yaml(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("learning_rate: 1e-2\nepochs: 3\nweight_decay: 0\n")
+    recipe = load_recipe(path)
+    assert recipe.learning_rate == 0.01
+    assert isinstance(recipe.weight_decay, float)
+    assert recipe.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: many", "epochs must be an integer, got 'many'"),
+        ("epochs: 2.5", "epochs must be an integer"),
+        ("epohcs: 3", "Did you mean 'epochs'"),
+        ("loss: smoth", "Did you mean 'smooth'"),
+        ("schedule: linear", "schedule must be one of"),
+        ("noise: 2", "noise must be a probability"),
+        ("k: 0", "k must be at least 1"),
+        ("gamma: 2", "'smooth' has no gamma; it takes tau, margin"),
+        ("match_gradient: 1", "match_gradient must be true or false"),
+        ("data: 3", "data must be a word"),
+        ("- a\n- b", "must hold settings"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_errors(tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(path)
+
+
+def test_no_recipe(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no recipe"):
+        load_recipe(tmp_path / "none.yaml")
+
+
+def test_changes():
+    recipe = Recipe().with_changes({"epochs": 2, "tau": "0.5"})
+    assert recipe.epochs == 2
+    assert recipe.loss_options() == {"tau": 0.5}
+    assert asdict(Recipe())["epochs"] != 2
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_built_and_trains(name):
+    criterion = build_loss(name, 2, COUNTS, {})
+    logits = torch.randn(4, 7, requires_grad=True)
+    criterion(logits, torch.tensor([0, 1, 2, 3])).backward()
+    assert logits.grad.abs().sum() > 0
+
+
+def test_options_reach_the_loss():
+    loss = build_loss("noised", 3, COUNTS, {"epsilon": 0.7, "samples": None})
+    assert (loss.k, loss.epsilon, loss.samples) == (3, 0.7, None)
+    with pytest.raises(ValueError, match="has no option tau"):
+        build_loss("noised", 3, COUNTS, {"tau": 1.0})
+
+
+def test_margins_by_count():
+    margins = build_loss("ldam", 3, COUNTS, {}).margin
+    torch.testing.assert_close(margins, topkit.class_margins(COUNTS))
+    margins = build_loss("noised-imbalanced", 3, COUNTS, {"margin": 0.4}).margin
+    torch.testing.assert_close(margins, topkit.class_margins(COUNTS, 0.4))
+
+
+def test_gradient_scale_matches_cross_entropy():
+    """At equal scores, the label's gradient is −1 + 1/C for cross-entropy."""
+    for name in ("cross-entropy", "smooth", "topk-cross-entropy"):
+        logits = torch.zeros(1, 100, requires_grad=True)
+        loss = build_loss(name, 5, torch.ones(100), {})(logits, torch.tensor([0]))
+        (gradient_scale(name, 5) * loss).backward()
+        assert -1.0 <= logits.grad[0, 0] < -0.9
