@@ -116,3 +116,19 @@ def test_seeds_give_other_weights(monkeypatch, npz, tmp_path):
         results.append(torch.load(folder / "checkpoints" / "last.ckpt")["state_dict"])
     weights = [next(v for n, v in r.items() if n.endswith("weight")) for r in results]
     assert not torch.equal(*weights)
+
+
+def test_evaluate(monkeypatch, capsys, npz, tmp_path):
+    folder = tmp_path / "run"
+    assert run(monkeypatch, "train", *settings(npz), "--run", str(folder)) == 0
+    result = json.loads((folder / "result.json").read_text())["test"]
+    capsys.readouterr()
+    assert run(monkeypatch, "evaluate", str(folder), "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["accuracy"]["micro"] == list(result["micro"].values())
+    assert record["views"]["one"] == pytest.approx(result["micro"]["2"])
+    assert record["views"]["number"] == 5
+    assert run(monkeypatch, "evaluate", str(folder)) == 0
+    assert "marginals" in capsys.readouterr().out
+    assert run(monkeypatch, "evaluate", str(tmp_path)) == 2
+    assert "there is no run in" in capsys.readouterr().err

@@ -105,6 +105,41 @@ def train_command(
     console.print(f"Saved in {folder}", highlight=False, soft_wrap=True)
 
 
+@app.command("evaluate")
+def evaluate_command(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
+    json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
+) -> None:
+    """Test accuracies of a run: by list, by the average over views, by superclass."""
+    from topkit.train.evaluation import evaluate, load_run
+
+    loaded = load_run(run)
+    record = evaluate(loaded)
+    if json:
+        console.print_json(data=record)
+        return
+    columns = (record["lengths"], record["accuracy"]["micro"], record["accuracy"]["macro"])
+    table = Table("test accuracy", "micro", "macro")
+    for k, micro, macro in zip(*columns, strict=True):
+        table.add_row(f"top-{k}", percent(micro), percent(macro))
+    console.print(table)
+    k, seen = loaded.recipe.k, record["views"]
+    table = Table(f"average over {seen['number']} views", f"top-{k}")
+    for name, title in (
+        ("one", "none averaged"),
+        ("softmax", "softmax"),
+        ("marginal", "marginals"),
+    ):
+        table.add_row(title, percent(seen[name]))
+    console.print(table)
+    for name, rows in record["superclasses"].items():
+        table = Table(name, "samples", "top-1", f"top-{k}")
+        for row in rows:
+            cells = (row["name"], str(row["samples"]), percent(row["top1"]), percent(row["topk"]))
+            table.add_row(*cells)
+        console.print(table)
+
+
 @app.command()
 def losses() -> None:
     """List the losses."""
@@ -157,8 +192,13 @@ def accuracy_table(record: dict[str, Any]) -> Table:
     table = Table("test accuracy", "micro", "macro")
     for k, micro in record["test"]["micro"].items():
         macro = record["test"]["macro"][k]
-        table.add_row(f"top-{k}", f"{100 * micro:.1f} %", f"{100 * macro:.1f} %")
+        table.add_row(f"top-{k}", percent(micro), percent(macro))
     return table
+
+
+def percent(share: float) -> str:
+    """A share, as people read it."""
+    return f"{100 * share:.1f} %"
 
 
 if __name__ == "__main__":

@@ -143,12 +143,7 @@ def finish(
 ) -> dict[str, Any]:
     """Measure the best checkpoint on the test set, and write the record of the run."""
     best = load_checkpoint(run / BEST)
-    weights = {
-        name.removeprefix("network."): value
-        for name, value in best["state_dict"].items()
-        if name.startswith("network.")
-    }
-    network.load_state_dict(weights)
+    take_weights(network, best)
     logits, labels = predictions(network, dataset.test.images, dataset.test.labels)
     lengths = [k for k in LENGTHS if k <= len(dataset.classes)]
     accuracy = {
@@ -179,6 +174,13 @@ def finish(
     return record
 
 
+def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Give a network its weights of a checkpoint."""
+    prefix = "network."
+    state = checkpoint["state_dict"].items()
+    network.load_state_dict({n.removeprefix(prefix): v for n, v in state if n.startswith(prefix)})
+
+
 @torch.no_grad()
 def predictions(network: nn.Module, images: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits of all images, and their labels, on the CPU."""
@@ -187,6 +189,3 @@ def predictions(network: nn.Module, images: Any, labels: Tensor) -> tuple[Tensor
     batches = EvaluationBatches(*in_memory(images, labels, device), EVALUATION_BATCH)
     logits = [network(batch).float().cpu() for batch, _ in batches]
     return torch.cat(logits), labels.cpu()
-
-
-__all__ = ["check_run", "finish", "make_network", "predictions", "train"]

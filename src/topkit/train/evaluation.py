@@ -1,0 +1,105 @@
+"""What a finished run is worth: accuracies by list, by the average over views, by superclass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from topkit import predict_topk, topk_accuracy
+from topkit.data import Dataset, ten_crop
+from topkit.train.engine import BEST, LENGTHS, RECIPE, make_network, predictions, take_weights
+from topkit.train.files import load_checkpoint
+from topkit.train.problem import prepare_data
+from topkit.train.recipe import Recipe, load_recipe
+
+
+class Run(NamedTuple):
+    """A finished run, ready to be used."""
+
+    recipe: Recipe
+    dataset: Dataset
+    network: nn.Module
+    """In evaluation mode, with the weights of the best checkpoint; from bytes to logits."""
+
+
+def load_run(run: Path, dataset: Dataset | None = None) -> Run:
+    """Load the best checkpoint of a run.
+
+    Args:
+        run: its folder.
+        dataset: instead of the recipe's.
+    """
+    if not (run / RECIPE).exists():
+        raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
+    recipe = load_recipe(run / RECIPE)
+    dataset = prepare_data(recipe) if dataset is None else dataset
+    network = make_network(recipe, dataset)
+    take_weights(network, load_checkpoint(run / BEST))
+    return Run(recipe, dataset, network.eval())
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """Test accuracies of a run.
+
+    Returns:
+        ``accuracy``: micro and macro, by length of the list; ``views``: top-k accuracy with k as in
+        the recipe, of the image alone and of the average over shifted (and mirrored) views, by
+        softmax and by marginals; ``superclasses``: top-1 and top-k accuracy by superclass.
+    """
+    recipe, dataset, network = run
+    images, labels = dataset.test.images, dataset.test.labels.cpu()
+    assert isinstance(images, Tensor)
+    logits, _ = predictions(network, images, labels)
+    lengths = [k for k in LENGTHS if k <= len(dataset.classes)]
+    accuracy = {
+        average: topk_accuracy(logits, labels, lengths, average).tolist()
+        for average in ("micro", "macro")
+    }
+    seen = torch.stack([predictions(network, view, labels)[0] for view in views(images, recipe)], 1)
+    by_average = {
+        average: in_list(predict_topk(seen, recipe.k, crops=1, average=average).labels, labels)
+        for average in ("softmax", "marginal")
+    }
+    alone = in_list(logits.topk(recipe.k).indices, labels)
+    return {
+        "lengths": lengths,
+        "accuracy": accuracy,
+        "views": {"number": seen.shape[1], "one": alone, **by_average},
+        "superclasses": {
+            name: by_superclass(logits, labels, division.of_class, division.names, recipe.k)
+            for name, division in dataset.superclasses.items()
+        },
+    }
+
+
+def views(images: Tensor, recipe: Recipe) -> list[Tensor]:
+    """The image shifted into the corners and the centre, and mirrored if training mirrored it."""
+    if recipe.pad == 0:
+        return [images, images.flip(-1)] if recipe.flip else [images]
+    mode = {"zero": "constant", "edge": "replicate"}[recipe.border]
+    padded = F.pad(images.float(), [recipe.pad // 2] * 4, mode=mode).to(images.dtype)
+    crops = ten_crop(padded, images.shape[-1])
+    return list((crops if recipe.flip else crops[:, :5]).unbind(1))
+
+
+def in_list(shown: Tensor, labels: Tensor) -> float:
+    """Share of labels that are among those shown, (N, k)."""
+    return (shown == labels[:, None]).any(1).float().mean().item()
+
+
+def by_superclass(
+    logits: Tensor, labels: Tensor, of_class: Tensor, names: tuple[str, ...], k: int
+) -> list[dict[str, Any]]:
+    """Accuracies of the samples of each superclass that has some."""
+    group = of_class.cpu()[labels]
+    rows = []
+    for number, name in enumerate(names):
+        mine = group == number
+        if mine.any():
+            top = topk_accuracy(logits[mine], labels[mine], (1, k)).tolist()
+            rows.append({"name": name, "samples": int(mine.sum()), "top1": top[0], "topk": top[1]})
+    return rows
