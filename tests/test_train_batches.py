@@ -14,7 +14,9 @@ def shifted(images: torch.Tensor, stream: torch.Generator) -> torch.Tensor:
 
 
 def batches(seed: int = 0, rank: int = 0, processes: int = 1) -> TrainingBatches:
-    return TrainingBatches(IMAGES, LABELS, 8, seed, shifted, rank, processes)
+    loader = TrainingBatches(IMAGES, LABELS, 8, seed, shifted)
+    loader.share(rank, processes)
+    return loader
 
 
 def assert_same(first, second):
@@ -72,7 +74,8 @@ def test_evaluation_sees_every_sample_once():
     for processes in (1, 3):
         seen = []
         for rank in range(processes):
-            loader = EvaluationBatches(IMAGES, LABELS, 16, rank=rank, processes=processes)
+            loader = EvaluationBatches(IMAGES, LABELS, 16)
+            loader.share(rank, processes)
             parts = [images[:, 0, 0, 0] for images, _ in loader]
             assert len(parts) == len(loader)
             seen += parts
@@ -83,4 +86,4 @@ def test_errors():
     with pytest.raises(ValueError, match="lower the batch size"):
         TrainingBatches(IMAGES, LABELS, 64, seed=0)
     with pytest.raises(ValueError, match="multiple of the number of processes"):
-        TrainingBatches(IMAGES, LABELS, 8, seed=0, processes=3)
+        batches(processes=3)

@@ -1,5 +1,6 @@
 """Runs: trained, interrupted, continued to the same weights, and recorded."""
 
+import csv
 import json
 import os
 import signal
@@ -12,9 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from topkit import topk_accuracy
 from topkit.data import Dataset, Split, hold_out
 from topkit.train import Interrupted, Recipe, train
+from topkit.train.engine import make_network, predictions, take_weights
 from topkit.train.files import load_checkpoint
+from topkit.train.module import Classifier
 from topkit.train.trainer import StopAfterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -44,6 +48,18 @@ def assert_same_weights(first: Path, second: Path) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
+
+
+def count_samples(**expected: int) -> None:
+    """See that the steps of a process have so many samples."""
+    for name, count in expected.items():
+        real = getattr(Classifier, f"{name}_step")
+
+        def checked(self, batch, index, real=real, count=count):
+            assert len(batch[1]) == count
+            return real(self, batch, index)
+
+        setattr(Classifier, f"{name}_step", checked)
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] | None) -> None:
@@ -151,6 +167,37 @@ def test_continued_after_kill_9(whole, tmp_path):
     assert last.exists()
     train(RECIPE, run, dataset=toy(), resume=True)
     assert_same_weights(whole, run)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_two_processes(tmp_path):
+    """Their validation accuracy is that of one process with the same weights, and they agree."""
+    run, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from pathlib import Path\n"
+        "import test_train_engine as t\n"
+        "t.count_samples(training=8, validation=12)\n"
+        "recipe = t.RECIPE.with_changes({'devices': 2, 'strategy': 'ddp'})\n"
+        f"t.train(recipe, Path({str(run)!r}), dataset=t.toy())\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(script)], env={**os.environ, "PYTHONPATH": path}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    checkpoint = load_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert checkpoint["global_step"] == 18
+    dataset = toy()
+    network = make_network(RECIPE, dataset)
+    take_weights(network, checkpoint)
+    logits, labels = predictions(network, dataset.validation.images, dataset.validation.labels)
+    with (run / "metrics.csv").open() as file:
+        logged = [row["validation/top2"] for row in csv.DictReader(file)]
+    last = [float(value) for value in logged if value][-1]
+    assert last == pytest.approx(topk_accuracy(logits, labels, 2).item())
 
 
 def test_errors(whole, tmp_path):

@@ -101,6 +101,8 @@ def train_command(
     except Interrupted as stopped:
         console.print(f"{stopped} --run {folder}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
+    if not record:  # of several processes the first one speaks
+        return
     console.print(accuracy_table(record))
     console.print(f"Saved in {folder}", highlight=False, soft_wrap=True)
 

@@ -48,7 +48,7 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0) -> Tensor:
     Its gradient is the probability of each class to be the k-th largest. The integral is taken
     numerically, within 1e-4·ε, and the gradient within 1e-4; derivatives of any order exist.
 
-    On the CPU it takes 2 to 35 times as long as :func:`noised_topk` with ten samples: little where
+    On the CPU it takes 2 to 60 times as long as :func:`noised_topk` with ten samples: little where
     few classes are within 15·ε of the k-th score, the only ones that matter, much where all are.
     Elsewhere, and under ``torch.compile``, it goes over all classes. It is slower beyond k = 32.
 

@@ -26,8 +26,6 @@ class TrainingBatches:
         batch_size: samples of a batch, over all processes.
         seed: of the order and the augmentation.
         augment: maps a batch of images and a generator on the CPU to a batch.
-        rank: number of this process.
-        processes: how many there are.
     """
 
     def __init__(
@@ -37,14 +35,7 @@ class TrainingBatches:
         batch_size: int,
         seed: int,
         augment: Augment | None = None,
-        rank: int = 0,
-        processes: int = 1,
     ) -> None:
-        if batch_size % processes:
-            raise ValueError(
-                f"batch_size must be a multiple of the number of processes, got {batch_size} for "
-                f"{processes}"
-            )
         if len(labels) < batch_size:
             raise ValueError(
                 f"there are {len(labels)} training samples, fewer than one batch of {batch_size}: "
@@ -52,8 +43,17 @@ class TrainingBatches:
             )
         self.images, self.labels = images, labels
         self.batch_size, self.seed, self.augment = batch_size, seed, augment
-        self.rank, self.processes = rank, processes
+        self.rank, self.processes = 0, 1
         self.epoch = self.step = 0
+
+    def share(self, rank: int, processes: int) -> None:
+        """Take the part of process ``rank`` of so many."""
+        if self.batch_size % processes:
+            raise ValueError(
+                f"batch_size must be a multiple of the number of processes, got {self.batch_size} "
+                f"for {processes}"
+            )
+        self.rank, self.processes = rank, processes
 
     def __len__(self) -> int:
         return len(self.labels) // self.batch_size
@@ -93,9 +93,6 @@ class EvaluationBatches:
         images: (N, …).
         labels: (N).
         batch_size: samples of a batch, over all processes.
-        prepare: what becomes of a batch of images.
-        rank: number of this process.
-        processes: how many there are.
     """
 
     def __init__(
@@ -103,19 +100,18 @@ class EvaluationBatches:
         images: Tensor,
         labels: Tensor,
         batch_size: int,
-        prepare: Callable[[Tensor], Tensor] | None = None,
-        rank: int = 0,
-        processes: int = 1,
     ) -> None:
-        self.images, self.labels = images[rank::processes], labels[rank::processes]
-        self.batch_size = max(1, batch_size // processes)
-        self.prepare = prepare
+        self.images, self.labels, self.batch_size = images, labels, batch_size
+
+    def share(self, rank: int, processes: int) -> None:
+        """Take the part of process ``rank`` of so many."""
+        self.images, self.labels = self.images[rank::processes], self.labels[rank::processes]
+        self.batch_size = max(1, self.batch_size // processes)
 
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         for begin in range(0, len(self.labels), self.batch_size):
-            images = self.images[begin : begin + self.batch_size]
-            images = images if self.prepare is None else self.prepare(images)
-            yield images, self.labels[begin : begin + self.batch_size]
+            end = begin + self.batch_size
+            yield self.images[begin:end], self.labels[begin:end]

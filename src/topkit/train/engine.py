@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -51,9 +52,12 @@ def train(
         console: where progress is shown; None for silence.
 
     Returns:
-        The record that is also written to ``run/result.json``.
+        The record that is also written to ``run/result.json``; of several processes only the first
+        has it.
     """
-    check_run(recipe, run, resume)
+    first = getattr(rank_zero_only, "rank", 0) == 0
+    if first:
+        check_run(recipe, run, resume)
     if dataset is None:
         dataset = prepare_data(recipe)
     network = make_network(recipe, dataset)
@@ -76,9 +80,12 @@ def train(
         recipe.epochs * len(batches),
         scale,
     )
-    run.mkdir(parents=True, exist_ok=True)  # not before: whatever is wrong has been said by now
-    recipe.save(run / RECIPE)
+    if first:  # not before: whatever is wrong has been said by now
+        run.mkdir(parents=True, exist_ok=True)
+        recipe.save(run / RECIPE)
     trainer = make_trainer(recipe, run, module, console)
+    for each in (batches, validation):
+        each.share(trainer.global_rank, trainer.world_size)
     last = resumable(run / LAST)
     if last is not None:  # Lightning restores the loader in the middle of an epoch, not at its end
         epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
@@ -86,7 +93,7 @@ def train(
     began = time.perf_counter()
     trainer.fit(module, batches, validation, ckpt_path=last)
     seconds = time.perf_counter() - began
-    return finish(recipe, run, dataset, network.to(device), seconds)
+    return finish(recipe, run, dataset, network.to(device), seconds) if first else {}
 
 
 def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
