@@ -128,7 +128,7 @@ def evaluate_command(
     k, seen = loaded.recipe.k, record["views"]
     table = Table(f"average over {seen['number']} views", f"top-{k}")
     for name, title in (
-        ("one", "none averaged"),
+        ("one", "the image alone"),
         ("softmax", "softmax"),
         ("marginal", "marginals"),
     ):

@@ -23,7 +23,7 @@ from topkit.train.files import before, load_checkpoint, write_json
 from topkit.train.module import Classifier
 from topkit.train.problem import prepare_data
 from topkit.train.recipe import Recipe, load_recipe
-from topkit.train.trainer import make_trainer
+from topkit.train.trainer import make_trainer, quiet
 
 LAST, BEST = "checkpoints/last.ckpt", "checkpoints/best.ckpt"
 RECIPE, RESULT = "recipe.yaml", "result.json"
@@ -83,7 +83,8 @@ def train(
     if first:  # not before: whatever is wrong has been said by now
         run.mkdir(parents=True, exist_ok=True)
         recipe.save(run / RECIPE)
-    trainer = make_trainer(recipe, run, module, console)
+    with quiet():
+        trainer = make_trainer(recipe, run, module, console)
     for each in (batches, validation):
         each.share(trainer.global_rank, trainer.world_size)
     last = resumable(run / LAST)
@@ -91,7 +92,8 @@ def train(
         epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
     began = time.perf_counter()
-    trainer.fit(module, batches, validation, ckpt_path=last)
+    with quiet():
+        trainer.fit(module, batches, validation, ckpt_path=last)
     seconds = time.perf_counter() - began
     return finish(recipe, run, dataset, network.to(device), seconds) if first else {}
 

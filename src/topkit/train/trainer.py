@@ -6,6 +6,8 @@ import logging
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -24,6 +26,32 @@ from topkit.train.recipe import Recipe
 
 KEEP_EVERY = timedelta(minutes=2)
 """How much work a power cut may cost."""
+
+
+BESIDE_THE_POINT = (
+    ".*does not have many workers.*",  # images are in memory
+    ".*directory .* exists and is not empty.*",  # of the run that is continued, and its recipe
+    ".*is smaller than the logging interval.*",  # logs are of epochs
+    ".*LeafSpec.*is deprecated.*",  # between Lightning and PyTorch
+)
+"""Warnings of Lightning."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Lightning says about things that are as they should be."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for message in BESIDE_THE_POINT:
+            warnings.filterwarnings("ignore", message)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 class Interrupted(Exception):
@@ -91,10 +119,6 @@ def make_trainer(
         callbacks.append(EarlyStopping(module.monitored, patience=recipe.patience, mode="max"))
     if console is not None:
         callbacks.append(Progress(console, module.steps, recipe.batch_size, recipe.k))
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
-    warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
     return L.Trainer(
         max_epochs=recipe.epochs,
         devices=recipe.devices,
