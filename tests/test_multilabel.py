@@ -1,79 +1,34 @@
-"""The smooth top-k loss of several positives: definition, targets, reduction, precision."""
+"""The smooth top-k loss of several positives: definition, absent classes, targets, module."""
 
 import copy
 import math
-from itertools import combinations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
+from contract_cases import value_and_gradient
+from multilabel_cases import (
+    INF,
+    MASK,
+    PAD,
+    TARGET,
+    C,
+    as_target,
+    both_dtypes,
+    by_hand,
+    every_kind,
+    few_examples,
+    oracle,
+    scores_of,
+)
 from topkit import MultiLabelSmoothTopKLoss
 from topkit.functional import multilabel_smooth_topk_loss, smooth_topk_loss
-from topkit.reference import row_blocks
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-
-INF = math.inf
-PAD = -100
-C = 7
-TARGET = torch.tensor([[0, 3, PAD, PAD], [6, 1, 6, 2], [PAD, PAD, PAD, PAD], [4, 4, PAD, PAD]])
-MASK = torch.tensor([[c in row for c in range(C)] for row in TARGET.tolist()])
-KINDS = ["indices", "bool", "float"]
-
-every_kind = pytest.mark.parametrize("kind", KINDS)
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-few_examples = settings(max_examples=50, deadline=None, derandomize=True)
-
-
-def as_target(kind: str) -> Tensor:
-    """The positives of the four samples above: two, three, none and one; some are repeated."""
-    return {"indices": TARGET, "bool": MASK, "float": MASK.double()}[kind]
-
-
-def scores_of(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return 2 * torch.randn(*shape, dtype=torch.float64).to(dtype)
-
-
-def oracle(scores, positives, k, tau=1.0, margin=1.0, weight=None) -> Tensor:
-    """One sample, with all subsets of the negatives: σ_k/σ_{k−1}, as the definition has it."""
-    negatives = [c for c in range(len(scores)) if c not in positives]
-
-    def log_sigma(j: int) -> Tensor:
-        subsets = torch.tensor(list(combinations(negatives, j)), dtype=torch.long)
-        return (scores[subsets].sum(1) / (k * tau)).logsumexp(0)
-
-    if not positives or len(negatives) < k:
-        return 0 * scores.sum()
-    losses = []
-    for y in positives:
-        m = margin[y] if isinstance(margin, Tensor) else margin
-        exponent = m / tau - scores[y] / (k * tau) + log_sigma(k) - log_sigma(k - 1)
-        loss = tau * torch.logaddexp(exponent, torch.zeros_like(exponent))
-        losses.append(loss if weight is None else weight[y] * loss)
-    return torch.stack(losses).mean()
-
-
-def value_and_gradient(function, scores: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-    leaf = scores.detach().clone().requires_grad_()
-    value = function(leaf, *args, **kwargs)
-    cotangent = torch.arange(1.0, value.numel() + 1, dtype=value.dtype).reshape(value.shape)
-    return value.detach(), torch.autograd.grad(value, leaf, cotangent)[0]
-
-
-def by_hand(scores, reduction="none", **parameters):
-    sets = [sorted(set(row) - {PAD}) for row in TARGET.tolist()]
-    losses = torch.stack(
-        [oracle(row, y, **parameters) for row, y in zip(scores, sets, strict=True)]
-    )
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / 3
 
 
 # Definition
@@ -390,133 +345,6 @@ def test_lengths_and_classes():
         MultiLabelSmoothTopKLoss(7)(torch.randn(4, C), TARGET)
     with pytest.raises(ValueError, match="weight must have one value for each of the 7 classes"):
         MultiLabelSmoothTopKLoss(2, weight=torch.ones(6))(torch.randn(4, C), TARGET)
-
-
-# Derivatives and transformations
-
-
-@every_kind
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_derivatives(kind, k):
-    scores = scores_of(4, C).requires_grad_()
-    weight = torch.rand(C, dtype=torch.float64)
-    target = as_target(kind)
-
-    def loss(x: Tensor) -> Tensor:
-        return multilabel_smooth_topk_loss(x, target, k, 0.6, weight=weight, reduction="none")
-
-    assert gradcheck(loss, scores, check_forward_ad=True)
-    assert gradgradcheck(loss, scores)
-    torch.testing.assert_close(
-        torch.func.jacrev(loss)(scores.detach()),
-        torch.autograd.functional.jacobian(loss, scores.detach()),
-    )
-
-
-@every_kind
-def test_derivatives_of_large_k(kind):
-    scores = scores_of(2, 16).requires_grad_()
-    mask = F.one_hot(torch.tensor([0, 1]), 16) + F.one_hot(torch.tensor([5, 7]), 16)
-    target = {"indices": torch.tensor([[0, 5], [1, 7]]), "bool": mask.bool(), "float": mask.float()}
-    assert gradcheck(lambda x: multilabel_smooth_topk_loss(x, target[kind], 13), scores)
-
-
-@every_kind
-def test_margin_and_weight_that_are_learnt(kind):
-    scores, target = scores_of(4, C), as_target(kind)
-    margin = torch.rand(C, dtype=torch.float64, requires_grad=True)
-    weight = torch.rand(C, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(
-        lambda m, w: multilabel_smooth_topk_loss(scores, target, 2, 1.0, m, weight=w),
-        (margin, weight),
-    )
-    module = MultiLabelSmoothTopKLoss(2, margin=torch.nn.Parameter(margin.detach()))
-    module(scores, target).backward()
-    assert module.margin.grad.abs().sum() > 0
-
-
-@every_kind
-def test_vmap(kind):
-    scores, target = scores_of(4, C), as_target(kind)
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return multilabel_smooth_topk_loss(x, y, 2, reduction="sum")
-
-    actual = torch.vmap(torch.func.grad(loss))(scores, target)
-    torch.testing.assert_close(actual, torch.func.grad(loss)(scores, target))
-
-
-@every_kind
-def test_blocks_of_rows(kind, monkeypatch):
-    """The graph of a large mask is built again block by block."""
-    scores, target = scores_of(4, C), as_target(kind)
-    options = {"weight": torch.rand(C, dtype=torch.float64), "reduction": "none"}
-    expected = value_and_gradient(multilabel_smooth_topk_loss, scores, target, 2, **options)
-    monkeypatch.setitem(row_blocks.GRAPH_ELEMENTS, "cpu", 16 * C)
-    actual = value_and_gradient(multilabel_smooth_topk_loss, scores, target, 2, **options)
-    torch.testing.assert_close(actual, expected)
-    margin = torch.ones(C, dtype=torch.float64, requires_grad=True)
-    multilabel_smooth_topk_loss(scores.requires_grad_(), target, 2, margin=margin).backward()
-    assert (margin.grad > 0).tolist() == MASK.any(0).tolist()
-
-
-@every_kind
-def test_compile(kind):
-    """One graph, with the values and gradients of eager mode."""
-    module = MultiLabelSmoothTopKLoss(2, margin=torch.rand(C), weight=torch.rand(C))
-    scores = scores_of(4, C, dtype=torch.float32).requires_grad_()
-    torch._dynamo.reset()
-    value = torch.compile(module, fullgraph=True, backend="aot_eager")(scores, as_target(kind))
-    expected = module(scores, as_target(kind))
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(value, scores), torch.autograd.grad(expected, scores)
-    )
-
-
-@every_kind
-@pytest.mark.parametrize("k", [2, 33])
-def test_reads_no_values_off_the_cpu(kind, k):
-    scores = torch.empty(3, 40, device="meta", requires_grad=True)
-    dtypes = {"indices": torch.long, "bool": torch.bool, "float": torch.float32}
-    shape = (3, 5) if kind == "indices" else (3, 40)
-    target = torch.empty(shape, dtype=dtypes[kind], device="meta")
-    MultiLabelSmoothTopKLoss(k, weight=torch.ones(40)).to("meta")(scores, target).backward()
-    assert scores.grad.shape == (3, 40)
-
-
-# Precision
-
-
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_computes_in_float32(kind, dtype):
-    scores = scores_of(4, C, dtype=dtype)
-    value, gradient = value_and_gradient(
-        multilabel_smooth_topk_loss, scores, as_target(kind), 2, reduction="none"
-    )
-    exact, exact_gradient = value_and_gradient(
-        multilabel_smooth_topk_loss, scores.float(), as_target(kind), 2, reduction="none"
-    )
-    assert value.dtype == gradient.dtype == dtype
-    assert torch.equal(value, exact.to(dtype))
-    torch.testing.assert_close(gradient, exact_gradient.to(dtype))
-
-
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_autocast(kind, dtype):
-    scores = scores_of(4, C, dtype=dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value, gradient = value_and_gradient(
-            multilabel_smooth_topk_loss, scores, as_target(kind), 2
-        )
-    wide = torch.promote_types(dtype, torch.float32)
-    assert value.dtype == wide
-    assert gradient.dtype == dtype
-    torch.testing.assert_close(
-        value, multilabel_smooth_topk_loss(scores.to(wide), as_target(kind), 2)
-    )
 
 
 # Module
