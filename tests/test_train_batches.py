@@ -15,7 +15,7 @@ def shifted(images: torch.Tensor, stream: torch.Generator) -> torch.Tensor:
 
 def batches(seed: int = 0, rank: int = 0, processes: int = 1) -> TrainingBatches:
     loader = TrainingBatches(IMAGES, LABELS, 8, seed, shifted)
-    loader.share(rank, processes)
+    loader.share(rank, processes, torch.device("cpu"))
     return loader
 
 
@@ -75,7 +75,7 @@ def test_evaluation_sees_every_sample_once():
         seen = []
         for rank in range(processes):
             loader = EvaluationBatches(IMAGES, LABELS, 16)
-            loader.share(rank, processes)
+            loader.share(rank, processes, torch.device("cpu"))
             parts = [images[:, 0, 0, 0] for images, _ in loader]
             assert len(parts) == len(loader)
             seen += parts

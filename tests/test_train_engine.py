@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,7 +194,7 @@ def test_two_processes(tmp_path):
     dataset = toy()
     network = make_network(RECIPE, dataset)
     take_weights(network, checkpoint)
-    logits, labels = predictions(network, dataset.validation.images, dataset.validation.labels)
+    logits, labels = predictions(network, dataset.validation), dataset.validation.labels
     with (run / "metrics.csv").open() as file:
         logged = [row["validation/top2"] for row in csv.DictReader(file)]
     last = [float(value) for value in logged if value][-1]
@@ -207,3 +208,11 @@ def test_errors(whole, tmp_path):
         train(RECIPE.with_changes({"epochs": 5}), whole, dataset=toy(), resume=True)
     with pytest.raises(FileNotFoundError, match="no run to continue"):
         train(RECIPE, tmp_path / "none", dataset=toy(), resume=True)
+
+
+def test_a_new_run_does_not_continue_what_lies_there(whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole / "checkpoints", run / "checkpoints")
+    train(RECIPE.with_changes({"seed": 1}), run, dataset=toy())
+    old = weights(whole)
+    assert any(not torch.equal(value, old[name]) for name, value in weights(run).items())

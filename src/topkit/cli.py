@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from datetime import datetime
 from pathlib import Path
@@ -103,7 +103,8 @@ def train_command(
         raise typer.Exit(130) from None
     if not record:  # of several processes the first one speaks
         return
-    console.print(accuracy_table(record))
+    test = {average: list(values.values()) for average, values in record["test"].items()}
+    console.print(accuracy_table(record["test"]["micro"], **test))
     console.print(f"Saved in {folder}", highlight=False, soft_wrap=True)
 
 
@@ -120,18 +121,11 @@ def evaluate_command(
     if json:
         console.print_json(data=record)
         return
-    columns = (record["lengths"], record["accuracy"]["micro"], record["accuracy"]["macro"])
-    table = Table("test accuracy", "micro", "macro")
-    for k, micro, macro in zip(*columns, strict=True):
-        table.add_row(f"top-{k}", percent(micro), percent(macro))
-    console.print(table)
+    console.print(accuracy_table(record["lengths"], **record["accuracy"]))
     k, seen = loaded.recipe.k, record["views"]
     table = Table(f"average over {seen['number']} views", f"top-{k}")
-    for name, title in (
-        ("one", "the image alone"),
-        ("softmax", "softmax"),
-        ("marginal", "marginals"),
-    ):
+    titles = {"one": "the image alone", "softmax": "softmax", "marginal": "marginals"}
+    for name, title in titles.items():
         table.add_row(title, percent(seen[name]))
     console.print(table)
     for name, rows in record["superclasses"].items():
@@ -189,12 +183,11 @@ def data_options(given: list[str]) -> dict[str, Any]:
     return options
 
 
-def accuracy_table(record: dict[str, Any]) -> Table:
-    """Test accuracies of a run, by the length of the list."""
+def accuracy_table(lengths: Iterable[object], micro: list[float], macro: list[float]) -> Table:
+    """Test accuracies by the length of the list."""
     table = Table("test accuracy", "micro", "macro")
-    for k, micro in record["test"]["micro"].items():
-        macro = record["test"]["macro"][k]
-        table.add_row(f"top-{k}", percent(micro), percent(macro))
+    for k, *shares in zip(lengths, micro, macro, strict=True):
+        table.add_row(f"top-{k}", *map(percent, shares))
     return table
 
 

@@ -178,9 +178,7 @@ class MultiLabelSmoothTopKLoss(_MarginLoss):
             self.k,
             self.tau,
             self.margin,
-            weight=self.weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
+            **self.options,  # type: ignore[misc]
         )
 
 

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 from warnings import warn
 
 import torch
 from torch import Tensor
 
+from topkit._files import write_whole
 from topkit.data._extras import extra
 from topkit.data.npz_files import read_plain_arrays
 
@@ -61,14 +61,6 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file beside it, then put it in its place in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False)  # noqa: SIM115
-    try:
-        with part:
-            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-            extra("numpy").savez(part, **arrays)
-        os.replace(part.name, path)
-    except BaseException:
-        Path(part.name).unlink(missing_ok=True)
-        raise
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    write_whole(path, lambda file: extra("numpy").savez(file, **arrays))

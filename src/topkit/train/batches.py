@@ -46,14 +46,15 @@ class TrainingBatches:
         self.rank, self.processes = 0, 1
         self.epoch = self.step = 0
 
-    def share(self, rank: int, processes: int) -> None:
-        """Take the part of process ``rank`` of so many."""
+    def share(self, rank: int, processes: int, device: torch.device) -> None:
+        """Take the part of process ``rank`` of so many, on its device."""
         if self.batch_size % processes:
             raise ValueError(
                 f"batch_size must be a multiple of the number of processes, got {self.batch_size} "
                 f"for {processes}"
             )
         self.rank, self.processes = rank, processes
+        self.images, self.labels = self.images.to(device), self.labels.to(device)
 
     def __len__(self) -> int:
         return len(self.labels) // self.batch_size
@@ -95,17 +96,13 @@ class EvaluationBatches:
         batch_size: samples of a batch, over all processes.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        batch_size: int,
-    ) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, batch_size: int) -> None:
         self.images, self.labels, self.batch_size = images, labels, batch_size
 
-    def share(self, rank: int, processes: int) -> None:
-        """Take the part of process ``rank`` of so many."""
-        self.images, self.labels = self.images[rank::processes], self.labels[rank::processes]
+    def share(self, rank: int, processes: int, device: torch.device) -> None:
+        """Take the part of process ``rank`` of so many, on its device."""
+        self.images = self.images[rank::processes].to(device)
+        self.labels = self.labels[rank::processes].to(device)
         self.batch_size = max(1, self.batch_size // processes)
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -76,9 +76,22 @@ def loss_info(name: str) -> LossInfo:
     """The loss of that name, or an error that lists them all."""
     if name in LOSSES:
         return LOSSES[name]
-    near = get_close_matches(name, LOSSES, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown loss {name!r}.{hint} There are: {', '.join(LOSSES)}")
+    listed = ", ".join(LOSSES)
+    raise ValueError(f"unknown loss {name!r}.{did_you_mean(name, LOSSES)} There are: {listed}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question about the nearest name, if one is near."""
+    near = get_close_matches(name, list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def surplus(name: str, options: Iterable[str]) -> str:
+    """Options that a loss does not have, and those that it has; nothing if it has them all."""
+    known = loss_info(name).options
+    unknown = ", ".join(option for option in options if option not in known)
+    takes = f"takes {', '.join(known)}" if known else "has no options"
+    return f"{unknown}; it {takes}" if unknown else ""
 
 
 def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn.Module:
@@ -91,17 +104,14 @@ def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn
         options: parameters of the loss; one that it does not have is an error.
     """
     info = loss_info(name)
-    unknown = [option for option in options if option not in info.options]
-    if unknown:
-        known = f"takes {', '.join(info.options)}" if info.options else "has no options"
-        raise ValueError(f"the loss {name!r} has no option {', '.join(unknown)}; it {known}")
+    if wrong := surplus(name, options):
+        raise ValueError(f"the loss {name!r} has no option {wrong}")
     arguments: dict[str, Any] = dict(options)
     if info.takes_k:
         arguments["k"] = k
     if info.margin_by_count:
-        largest = arguments.pop("margin", None)
-        margins = topkit.class_margins(counts, *([] if largest is None else [largest]))
-        arguments["margin"] = margins
+        largest = [arguments["margin"]] if "margin" in arguments else []
+        arguments["margin"] = topkit.class_margins(counts, *largest)
     return info.make(**arguments)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import topkit
 from topkit import models
-from topkit.data import Dataset, Normalize, random_crop
+from topkit.data import Dataset, Normalize, Split, random_crop
 from topkit.train.batches import EvaluationBatches, TrainingBatches
 from topkit.train.criterion import build_loss, gradient_scale
 from topkit.train.files import before, load_checkpoint, write_json
@@ -61,12 +61,9 @@ def train(
     if dataset is None:
         dataset = prepare_data(recipe)
     network = make_network(recipe, dataset)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batches = training_batches(recipe, dataset, device)
+    batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
-    validation = EvaluationBatches(
-        *in_memory(dataset.validation.images, dataset.validation.labels, device), EVALUATION_BATCH
-    )
+    validation = evaluation_batches(dataset.validation)
     scale = gradient_scale(recipe.loss, recipe.k) if recipe.match_gradient else 1.0
     if console is not None and scale != 1:
         console.print(
@@ -85,9 +82,10 @@ def train(
         recipe.save(run / RECIPE)
     with quiet():
         trainer = make_trainer(recipe, run, module, console)
+    device = trainer.strategy.root_device
     for each in (batches, validation):
-        each.share(trainer.global_rank, trainer.world_size)
-    last = resumable(run / LAST)
+        each.share(trainer.global_rank, trainer.world_size, device)
+    last = resumable(run / LAST) if resume else None
     if last is not None:  # Lightning restores the loader in the middle of an epoch, not at its end
         epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
@@ -122,29 +120,35 @@ def resumable(last: Path) -> Path | None:
 
 def make_network(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """The recipe's network, from bytes to logits; its weights depend on the seed alone."""
-    images = dataset.train.images
-    if not isinstance(images, Tensor):
-        raise NotImplementedError(
-            f"{dataset.name} is read from files; only images in memory can be trained on so far"
-        )
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         network = models.build(
-            recipe.model, len(dataset.classes), channels=images.shape[1], head=recipe.head
+            recipe.model,
+            len(dataset.classes),
+            channels=in_memory(dataset.train).shape[1],
+            head=recipe.head,
         )
     return nn.Sequential(Normalize.of(dataset.train), network)
 
 
-def training_batches(recipe: Recipe, dataset: Dataset, device: torch.device) -> TrainingBatches:
-    """Augmented batches on the device."""
+def training_batches(recipe: Recipe, split: Split) -> TrainingBatches:
+    """Batches, augmented as the recipe says."""
     augment = partial(random_crop, pad=recipe.pad, flip=recipe.flip, border=recipe.border)
-    images, labels = in_memory(dataset.train.images, dataset.train.labels, device)
-    return TrainingBatches(images, labels, recipe.batch_size, recipe.seed, augment)
+    return TrainingBatches(in_memory(split), split.labels, recipe.batch_size, recipe.seed, augment)
 
 
-def in_memory(images: Any, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Images and labels on the device."""
-    return images.to(device), labels.to(device)
+def evaluation_batches(split: Split) -> EvaluationBatches:
+    """Batches of all samples."""
+    return EvaluationBatches(in_memory(split), split.labels, EVALUATION_BATCH)
+
+
+def in_memory(split: Split) -> Tensor:
+    """The images of a split, if they are a tensor."""
+    if not isinstance(split.images, Tensor):
+        raise NotImplementedError(
+            "the images are read from files; only images in memory can be trained on so far"
+        )
+    return split.images
 
 
 def finish(
@@ -153,25 +157,18 @@ def finish(
     """Measure the best checkpoint on the test set, and write the record of the run."""
     best = load_checkpoint(run / BEST)
     take_weights(network, best)
-    logits, labels = predictions(network, dataset.test.images, dataset.test.labels)
-    lengths = [k for k in LENGTHS if k <= len(dataset.classes)]
-    accuracy = {
-        average: dict(
-            zip(
-                map(str, lengths),
-                topkit.topk_accuracy(logits, labels, lengths, average=average).tolist(),
-                strict=True,
-            )
-        )
-        for average in ("micro", "macro")
-    }
+    logits = predictions(network, dataset.test)
+    lengths, accuracy = accuracies(logits, dataset.test.labels.cpu())
     record = {
         "recipe": asdict(recipe),
         "data": dict(dataset.record),
         "classes": len(dataset.classes),
         "parameters": models.count_parameters(network),
         "epoch": best["epoch"],
-        "test": accuracy,
+        "test": {
+            average: dict(zip(map(str, lengths), values, strict=True))
+            for average, values in accuracy.items()
+        },
         "seconds": round(seconds, 1),
         "versions": {
             "topkit": topkit.__version__,
@@ -183,6 +180,15 @@ def finish(
     return record
 
 
+def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, list[float]]]:
+    """Lengths of lists, and their accuracies, micro and macro."""
+    lengths = [k for k in LENGTHS if k <= logits.shape[1]]
+    return lengths, {
+        average: topkit.topk_accuracy(logits, labels, lengths, average).tolist()
+        for average in ("micro", "macro")
+    }
+
+
 def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
     """Give a network its weights of a checkpoint."""
     prefix = "network."
@@ -191,10 +197,9 @@ def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def predictions(network: nn.Module, images: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of all images, and their labels, on the CPU."""
+def predictions(network: nn.Module, split: Split) -> Tensor:
+    """Logits of all images, on the CPU."""
     network.eval()
     device = next(network.parameters()).device
-    batches = EvaluationBatches(*in_memory(images, labels, device), EVALUATION_BATCH)
-    logits = [network(batch).float().cpu() for batch, _ in batches]
-    return torch.cat(logits), labels.cpu()
+    batches = evaluation_batches(split)
+    return torch.cat([network(images.to(device)).float().cpu() for images, _ in batches])

@@ -10,8 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topkit import predict_topk, topk_accuracy
-from topkit.data import Dataset, ten_crop
-from topkit.train.engine import BEST, LENGTHS, RECIPE, make_network, predictions, take_weights
+from topkit.data import Dataset, Split, ten_crop
+from topkit.train.engine import (
+    BEST,
+    RECIPE,
+    accuracies,
+    in_memory,
+    make_network,
+    predictions,
+    take_weights,
+)
 from topkit.train.files import load_checkpoint
 from topkit.train.problem import prepare_data
 from topkit.train.recipe import Recipe, load_recipe
@@ -51,15 +59,11 @@ def evaluate(run: Run) -> dict[str, Any]:
         softmax and by marginals; ``superclasses``: top-1 and top-k accuracy by superclass.
     """
     recipe, dataset, network = run
-    images, labels = dataset.test.images, dataset.test.labels.cpu()
-    assert isinstance(images, Tensor)
-    logits, _ = predictions(network, images, labels)
-    lengths = [k for k in LENGTHS if k <= len(dataset.classes)]
-    accuracy = {
-        average: topk_accuracy(logits, labels, lengths, average).tolist()
-        for average in ("micro", "macro")
-    }
-    seen = torch.stack([predictions(network, view, labels)[0] for view in views(images, recipe)], 1)
+    images, labels = in_memory(dataset.test), dataset.test.labels.cpu()
+    logits = predictions(network, dataset.test)
+    lengths, accuracy = accuracies(logits, labels)
+    shown = [predictions(network, Split(view, labels)) for view in views(images, recipe)]
+    seen = torch.stack(shown, 1)
     by_average = {
         average: in_list(predict_topk(seen, recipe.k, crops=1, average=average).labels, labels)
         for average in ("softmax", "marginal")

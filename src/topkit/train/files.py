@@ -1,29 +1,16 @@
-"""Files that are whole or not there: a crash or a full disk never destroys the last good one."""
+"""Records and checkpoints of a run, which replace each other only when they are whole."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside the old one, and put it in its place when it is complete."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+from topkit._files import write_whole
 
 
 def write_json(path: Path, record: object) -> None:

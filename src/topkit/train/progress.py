@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from topkit.train.batches import Batch
-
 
 class Progress(Callback):
     """Rich progress of a run, on the first process only.
@@ -49,14 +47,7 @@ class Progress(Callback):
         )
         self.bar.start()
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Move the bar."""
         if self.bar is not None:
             self.bar.update(

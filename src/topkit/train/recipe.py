@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
 
-from topkit.train.criterion import loss_info
+from topkit._files import write_whole
+from topkit.train.criterion import did_you_mean, surplus
 
 SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 NOISES = ("superclass", "block", "symmetric")
@@ -93,7 +93,6 @@ class Recipe:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise must be a probability, got {self.noise}")
-        loss_info(self.loss)
         self.loss_options()
 
     def loss_options(self) -> dict[str, Any]:
@@ -102,11 +101,8 @@ class Recipe:
         options = {name: value for name, value in given.items() if value is not None}
         if options.get("samples") == 0:
             options["samples"] = None
-        known = loss_info(self.loss).options
-        wrong = [name for name in options if name not in known]
-        if wrong:
-            takes = f"takes {', '.join(known)}" if known else "has no options"
-            raise ValueError(f"the loss {self.loss!r} has no {', '.join(wrong)}; it {takes}")
+        if wrong := surplus(self.loss, options):
+            raise ValueError(f"the loss {self.loss!r} has no {wrong}")
         return options
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
@@ -117,7 +113,8 @@ class Recipe:
     def save(self, path: Path) -> None:
         """Write all settings as YAML."""
         settings = {**asdict(self), "milestones": list(self.milestones)}
-        path.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        write_whole(path, lambda file: file.write(text.encode()))
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -140,8 +137,7 @@ def check_names(settings: Mapping[str, Any]) -> None:
     known = [each.name for each in fields(Recipe)]
     for name in settings:
         if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(name), known)
             raise ValueError(f"a recipe has no {name!r}.{hint} It has: {', '.join(known)}")
 
 

@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
-from topkit.train.batches import Batch
 from topkit.train.files import SafeCheckpoints
 from topkit.train.module import Classifier
 from topkit.train.progress import Progress
@@ -75,14 +74,7 @@ class StopAfterStep(Callback):
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.before[number] = signal.signal(number, self._ask)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Stop here if that was asked for."""
         if self.asked:
             trainer.save_checkpoint(self.checkpoint)
