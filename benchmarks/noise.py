@@ -7,7 +7,6 @@ is the exact expectation, the limit of infinitely many noise vectors.
 
 import math
 import time
-from typing import Any
 
 import torch
 from examples import ambiguous_labels as demo
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.candidates import Loss
 from benchmarks.environment import describe, write
 from benchmarks.others import Others
-from benchmarks.study_time import digits
+from benchmarks.rows import Row, digits, say
 from benchmarks.timing import forward_backward, medians
 from topkit import NoisedTopKLoss, topk_accuracy
 from topkit.functional import noised_topk_loss
@@ -35,8 +34,6 @@ LEARNING_RATES = (0.03, 0.1)
 WEIGHT_DECAY = 0.01
 BASE = 10
 """Times are relative to so many noise vectors."""
-
-Row = dict[str, Any]
 
 
 def main(quick: bool) -> None:
@@ -74,7 +71,7 @@ def trained(
 
 
 def said(row: Row) -> Row:
-    print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    say(row)
     return row
 
 

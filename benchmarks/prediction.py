@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.environment import describe, write
+from benchmarks.rows import Row, say
 from topkit import AverageKSets, ConformalSets, TopKSets, predict_topk
 
 KS = (1, 3, 5, 10)
@@ -35,7 +36,6 @@ METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 """The k labels, (N, k), of logits (crops, N, C)."""
 
-Row = dict[str, Any]
 Sets = TopKSets | AverageKSets | ConformalSets
 
 
@@ -50,7 +50,7 @@ def main(files: Sequence[str], quick: bool) -> None:
         for rows, new in ((accuracies, found), (sets, chosen)):
             for row in new:
                 rows.append({"name": name, "crops": len(logits)} | row)
-                print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+                say(rows[-1])
     record = {
         "what": "top-k accuracy of averages over crops, paired difference to the averaged softmax "
         f"at k = {K}; sets from the averaged softmax, calibrated on one half, measured on the "

@@ -14,6 +14,7 @@ from benchmarks.candidates import BASE, K, on_cpu
 from benchmarks.environment import describe, write
 from benchmarks.memory import peak
 from benchmarks.others import Others
+from benchmarks.rows import say
 from benchmarks.timing import forward_backward, seconds
 from benchmarks.verify import verify
 
@@ -67,5 +68,5 @@ def measure(samples: int, classes: int) -> list[dict[str, Any]]:
             **errors[name],
         }
         rows.append(row)
-        print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        say(row)
     return rows

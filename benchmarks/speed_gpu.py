@@ -1,7 +1,6 @@
 """The losses on the GPU beside F.cross_entropy: time, memory, error, growth and half precision."""
 
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from benchmarks.candidates import BASE, OURS, Candidate, on_gpu
 from benchmarks.environment import describe, place, write
 from benchmarks.memory import peak
 from benchmarks.others import Others
+from benchmarks.rows import Row, digits
 from benchmarks.timing import device_seconds, forward, forward_backward, medians
 from benchmarks.verify import verify
 
@@ -32,8 +32,6 @@ BOUND_BYTES = 12
 
 DEFAULTS = (OURS, "topkit, k = 10", "topkit, k = 20", "topkit, noised")
 """What users get who choose nothing else."""
-
-Row = dict[str, Any]
 
 
 def main(device: torch.device, quick: bool) -> None:
@@ -112,13 +110,13 @@ def compare(
             "logits": kind,
             "dtype": str(logits.dtype).removeprefix("torch."),
             "loss": name,
-            "milliseconds": rounded(1e3 * both[name]),
-            "ratio": rounded(both[name] / both[BASE]),
+            "milliseconds": digits(1e3 * both[name], 4),
+            "ratio": digits(both[name] / both[BASE], 4),
         }
         if name in (BASE, *DEFAULTS):
-            row["milliseconds_of_device"] = rounded(1e3 * device_seconds(step))
+            row["milliseconds_of_device"] = digits(1e3 * device_seconds(step), 4)
         if in_full:
-            row["milliseconds_of_loss_alone"] = rounded(1e3 * of_loss[name])
+            row["milliseconds_of_loss_alone"] = digits(1e3 * of_loss[name], 4)
             row["memory"] = peak(step, logits)
             row["memory_of_loss_alone"] = peak(alone[name], logits)
         rows.append(row | errors[name])
@@ -135,7 +133,7 @@ def grow(samples: int, classes: int, device: torch.device) -> Row:
     return ours | {
         "milliseconds_of_base": base["milliseconds"],
         "milliseconds_of_base_on_device": base["milliseconds_of_device"],
-        "nanoseconds_per_logit": rounded(each),
+        "nanoseconds_per_logit": digits(each, 4),
     }
 
 
@@ -168,7 +166,7 @@ def over_bound(rows: list[Row], bandwidth: float) -> float | None:
     samples, classes = BOUND_SHAPE
     found = row_of(rows, BOUND_SHAPE, OURS)
     bound = BOUND_BYTES * samples * classes / bandwidth
-    return rounded(found["milliseconds"] / 1e3 / bound) if found else None
+    return digits(found["milliseconds"] / 1e3 / bound, 4) if found else None
 
 
 def row_of(rows: list[Row], shape: tuple[int, int], name: str, kind: str = "3·randn") -> Row | None:
@@ -182,8 +180,3 @@ def summary(rows: list[Row], shape: tuple[int, int]) -> str:
     found = [row for row in rows if (row["samples"], row["classes"]) == shape]
     parts = [f"{row['loss']} ({row['logits']}) {row['ratio']}" for row in found]
     return ", ".join(parts)
-
-
-def rounded(value: float) -> float:
-    """Four significant digits."""
-    return float(f"{value:.4g}")

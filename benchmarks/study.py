@@ -12,7 +12,7 @@ import torch
 from benchmarks import peers, study_stability, study_time
 from benchmarks.environment import describe, place, write
 from benchmarks.others import Others
-from benchmarks.study_time import digits
+from benchmarks.rows import digits
 from benchmarks.verify import relative_error
 from topkit.functional import smooth_topk_loss
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks import exact
 from benchmarks.methods import Rows, methods
-from benchmarks.study_time import digits
+from benchmarks.rows import digits
 
 K, SAMPLES, CLASSES = 5, 384, 1_000
 TEMPERATURES = (1e2, 1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4)

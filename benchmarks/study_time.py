@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.candidates import BASE
 from benchmarks.methods import Rows, methods
+from benchmarks.rows import digits, say
 from benchmarks.timing import synchronize
 from benchmarks.verify import relative_error, some_rows
 from topkit.algorithms import log_esp_tree, smooth_topk_loss_with
@@ -49,7 +50,7 @@ def measure_classes(classes: int, device: torch.device) -> list[dict[str, Any]]:
             row["loss_error"] = digits(off, 2)
             row["gradient_error"] = digits(relative_error(gradient[picked], expected), 2)
         rows.append(row)
-        print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        say(row)
     return rows
 
 
@@ -79,7 +80,3 @@ def timed(loss: Rows, scores: Tensor, labels: Tensor) -> tuple[float, float, Ten
     skip = len(forward) // 5  # the first ones warm up
     ahead, back = statistics.median(forward[skip:]), statistics.median(backward[skip:])
     return ahead, back, value.detach(), gradient
-
-
-def digits(value: float, count: int = 3) -> float:
-    return float(f"{value:.{count}g}")
