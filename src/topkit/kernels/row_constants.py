@@ -14,6 +14,8 @@ import triton.language as tl
 
 from topkit.kernels.row_state import as_score, no_heads, read_rows, take_heads
 
+LARGEST_K_UNROLLED = tl.constexpr(20)
+
 
 @triton.jit
 def merge_parts(
@@ -79,6 +81,36 @@ def load_sums(state, there, K: tl.constexpr):
 @triton.jit
 def newton(sums, K: tl.constexpr):
     """``q_j = (1/j) Σ_{i=1..j} (−1)^{i−1} q_{j−i} p_i`` for j = 0..K."""
+    return newton_step_by_step(sums, K) if K > LARGEST_K_UNROLLED else newton_unrolled(sums, K)
+
+
+@triton.jit
+def newton_step_by_step(sums, K: tl.constexpr):
+    """The same numbers by a loop whose step adds the newest q to all sums that are to come.
+
+    More work than the sums one after the other, but a K-th of the code, whose compilation takes
+    seconds where k is large.
+    """
+    signed = (sums[0],)
+    q = (sums[0] * 0,)
+    for j in tl.static_range(1, K):
+        signed = signed + (sums[j] if j % 2 == 0 else -sums[j],)
+        q = q + (q[0],)
+    q = q + (q[0] + 1,)
+    total = signed
+    for j in range(1, K + 1):
+        newest = total[0] * (tl.full((), 1.0, tl.float64) / j)
+        known, rest = (q[1],), ()
+        for i in tl.static_range(K - 1):
+            known = known + (q[i + 2],)
+            rest = rest + (total[i + 1] + signed[i] * newest,)
+        q, total = known + (newest,), rest + (total[K - 1],)
+    return q
+
+
+@triton.jit
+def newton_unrolled(sums, K: tl.constexpr):
+    """The same numbers, each sum on its own."""
     one = tl.full((), 1.0, tl.float64)
     q = (sums[0] * 0 + 1,)
     for j in tl.static_range(1, K + 1):
