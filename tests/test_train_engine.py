@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,34 @@ def test_continued_after_an_interruption(whole, tmp_path, monkeypatch, step):
     assert_same_weights(whole, run)
     results = [json.loads((r / "result.json").read_text())["test"] for r in (whole, run)]
     assert results[0] == results[1]
+    first, second = (json.loads((r / "details.json").read_text())["epochs"] for r in (whole, run))
+    validation = [name for name in first[0] if name.startswith("validation")]
+    assert len(first) == len(second) == RECIPE.epochs
+    for one, other in zip(first, second, strict=True):
+        assert [one[name] for name in validation] == [other[name] for name in validation]
+
+
+def test_a_stop_in_the_last_step_finishes(whole, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 18, None)
+    train(RECIPE, tmp_path / "run", dataset=toy())
+    assert_same_weights(whole, tmp_path / "run")
+
+
+def test_a_crash_between_an_epoch_and_its_validation(whole, tmp_path, monkeypatch):
+    """The last checkpoint is the one before, though it was time for another."""
+    run = tmp_path / "run"
+
+    def crash(self):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("topkit.train.trainer.KEEP_EVERY", timedelta(microseconds=1))
+        patched.setattr(Classifier, "on_validation_start", crash)
+        with pytest.raises(ZeroDivisionError):
+            train(RECIPE, run, dataset=toy())
+    assert load_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] == 5
+    train(RECIPE, run, dataset=toy(), resume=True)
+    assert_same_weights(whole, run)
 
 
 def test_continued_after_a_crash(whole, tmp_path, monkeypatch):
@@ -194,7 +223,7 @@ def test_two_processes(tmp_path):
     dataset = toy()
     network = make_network(RECIPE, dataset)
     take_weights(network, checkpoint)
-    logits, labels = predictions(network, dataset.validation), dataset.validation.labels
+    logits, labels = predictions(RECIPE, network, dataset.validation), dataset.validation.labels
     with (run / "metrics.csv").open() as file:
         logged = [row["validation/top2"] for row in csv.DictReader(file)]
     last = [float(value) for value in logged if value][-1]

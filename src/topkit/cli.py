@@ -13,7 +13,8 @@ from typing import Annotated, Any, get_type_hints
 try:
     import typer
     from rich.console import Console
-    from rich.table import Table
+    from rich.markup import escape
+    from rich.table import Column, Table
 except ImportError as error:
     raise ImportError("the command topkit needs pip install 'topkit[train]'") from error
 
@@ -82,6 +83,12 @@ def train_command(
     option: Annotated[
         list[str] | None, typer.Option(help="option of the data set, NAME=VALUE; repeatable")
     ] = None,
+    find_tau: Annotated[
+        bool, typer.Option("--find-tau", help="choose tau by short trials on validation images")
+    ] = False,
+    find_epsilon: Annotated[
+        bool, typer.Option("--find-epsilon", help="choose epsilon in the same way")
+    ] = False,
 ) -> None:
     """Train a network; everything it needs to be repeated is saved with it."""
     from topkit.train.engine import RECIPE, train
@@ -96,6 +103,9 @@ def train_command(
         settings["data_options"] = {**chosen.data_options, **data_options(option)}
     chosen = chosen.with_changes(settings)
     folder = run or Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{chosen.loss}-{chosen.seed}"
+    if not resume:
+        wanted = {"tau": find_tau, "epsilon": find_epsilon}
+        chosen = with_found(chosen, [name for name, find in wanted.items() if find], folder)
     try:
         record = train(chosen, folder, resume=resume, console=console)
     except Interrupted as stopped:
@@ -106,6 +116,24 @@ def train_command(
     test = {average: list(values.values()) for average, values in record["test"].items()}
     console.print(accuracy_table(record["test"]["micro"], **test))
     console.print(f"Saved in {folder}", highlight=False, soft_wrap=True)
+
+
+def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
+    """A recipe with the values of parameters that did best in short trials."""
+    from topkit.train.find import best, find_parameter, trials_table
+    from topkit.train.trainer import Interrupted
+
+    for name in names:
+        try:
+            trials = find_parameter(recipe, name, folder / "trials", console=console)
+        except Interrupted:
+            console.print(f"stopped; go on by the same command with --run {folder}", soft_wrap=True)
+            raise typer.Exit(130) from None
+        console.print(trials_table(name, recipe.k, trials))
+        value = best(trials).value
+        console.print(f"Training with --{name} {value:g}.", highlight=False)
+        recipe = recipe.with_changes({name: value})
+    return recipe
 
 
 @app.command("evaluate")
@@ -134,6 +162,102 @@ def evaluate_command(
             cells = (row["name"], str(row["samples"]), percent(row["top1"]), percent(row["topk"]))
             table.add_row(*cells)
         console.print(table)
+
+
+@app.command("predict")
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="folder of a run")],
+    images: Annotated[list[Path], typer.Argument(help="image files, or folders of them")],
+    k: Annotated[int | None, typer.Option(help="length of the lists (default: as trained)")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Short lists for image files, with probabilities.
+
+    After training on a top-k loss the probability is that of belonging to the top k, so those of a
+    list may add up to k. After another loss it is that of being the class.
+    """
+    from topkit.train.engine import RECIPE
+    from topkit.train.prediction import meaning, predict
+
+    lists = predict(run, images, k)
+    if json:
+        console.print_json(data=[guesses._asdict() for guesses in lists])
+        return
+    table = Table("image", "class", "probability")
+    for guesses in lists:
+        for number, (name, share) in enumerate(zip(*guesses[1:], strict=True)):
+            table.add_row("" if number else escape(guesses.path), escape(name), percent(share))
+        table.add_section()
+    console.print(table)
+    console.print(meaning(load_recipe(run / RECIPE), len(lists[0].classes)), highlight=False)
+
+
+@app.command()
+def check(data: Annotated[str, typer.Argument(help="path of an image folder")]) -> None:
+    """Read every image of a data set, and list those that cannot be read."""
+    from topkit.data import load
+    from topkit.train.file_check import unreadable_images
+    from topkit.train.file_views import worker_count
+
+    found = unreadable_images(load(data), worker_count(Recipe()))
+    for sentence in found:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{len(found)} images cannot be read.", highlight=False)
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command("compare")
+def compare_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs")],
+    output: Annotated[Path, typer.Option(help="page to write")] = Path("report.html"),
+) -> None:
+    """Compare runs over seeds: a table here, and a page with figures."""
+    show_comparison(runs, output)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="for runs and report")] = Path("runs/demo"),
+    at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 2,
+) -> None:
+    """Compare three losses on confused letters, in about five minutes on two cores."""
+    from topkit.train.demo import PROBLEM, demo_runs
+    from topkit.train.several import train_all
+    from topkit.train.trainer import Interrupted
+
+    runs = demo_runs(folder)
+    options = PROBLEM.data_options
+    console.print(
+        f"{options['classes']} characters, {options['per_class']} training images of each; "
+        f"{100 * PROBLEM.noise:.0f} % of their labels are drawn again among look-alikes.\n"
+        f"{len(runs)} runs of {PROBLEM.epochs} epochs, {at_once} at a time:",
+        highlight=False,
+    )
+    try:
+        train_all(runs, at_once=at_once, console=console)
+    except Interrupted as stopped:
+        console.print(str(stopped), highlight=False)
+        raise typer.Exit(130) from None
+    show_comparison(list(runs), folder / "report.html")
+
+
+def show_comparison(runs: list[Path], output: Path) -> None:
+    """Print the table of a comparison, and write its page."""
+    from topkit.report import write_report
+    from topkit.train.comparison import compare
+    from topkit.train.results_table import results_table
+
+    comparison = compare(runs)
+    for sentence in comparison.left_out:
+        console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    titles, rows, notes = results_table(comparison)
+    table = Table(*(Column(escape(title), overflow="fold") for title in titles))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print(" ".join(notes), markup=False, highlight=False)
+    write_report(comparison, output)
+    console.print(f"Wrote {output}", highlight=False, soft_wrap=True)
 
 
 @app.command()

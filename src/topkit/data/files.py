@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import fspath
+from itertools import accumulate, pairwise
+from os import fsdecode, fsencode, fspath
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from topkit.data._extras import extra
@@ -17,22 +19,41 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".
 class ImageFiles:
     """A sequence of RGB pictures, each read from its file when it is asked for.
 
+    The names are kept in one piece. Processes that read pictures share its memory; a list of
+    millions of strings would be copied into each of them, little by little, as Python counts
+    references.
+
     Args:
         paths: the files.
+
+    Example:
+        >>> ImageFiles(["a.png", "b/c.jpg"]).take(torch.tensor([1])).paths
+        ['b/c.jpg']
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        self.paths = [fspath(path) for path in paths]
+        names = [fsencode(path) for path in paths]
+        self._names = b"".join(names)
+        self._bounds = torch.tensor([0, *accumulate(map(len, names))])
+
+    @property
+    def paths(self) -> list[str]:
+        """The files."""
+        bounds = pairwise(self._bounds.tolist())
+        return [fsdecode(self._names[begin:end]) for begin, end in bounds]
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> Any:
-        return read_image(self.paths[index])
+        index = range(len(self))[index]
+        begin, end = self._bounds[index : index + 2].tolist()
+        return read_image(fsdecode(self._names[begin:end]))
 
     def take(self, indices: Tensor) -> ImageFiles:
         """Those at the indices."""
-        return ImageFiles([self.paths[index] for index in indices.tolist()])
+        paths = self.paths
+        return ImageFiles([paths[index] for index in indices.tolist()])
 
 
 def read_image(path: str | Path) -> Any:
@@ -40,8 +61,15 @@ def read_image(path: str | Path) -> Any:
     image = extra("PIL.Image")
     try:
         with image.open(path) as picture:
-            return picture.convert("RGB")
+            return eight_bits(picture).convert("RGB")
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no image {fspath(path)}") from error
     except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
         raise ValueError(f"{fspath(path)} cannot be read as an image: {error}") from error
+
+
+def eight_bits(picture: Any) -> Any:
+    """A picture of 16 bits, which Pillow would cut off at 255, by the upper ones; others as is."""
+    if not picture.mode.startswith("I;16"):
+        return picture
+    return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L")

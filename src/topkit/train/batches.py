@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,12 +14,69 @@ Batch = tuple[Tensor, Tensor]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
-class TrainingBatches:
-    """Shuffled, augmented batches, which know where they are and can be continued there.
+class ShuffledBatches(ABC):
+    """Batches in random order, which know where they are and can be continued there.
 
-    A batch depends on seed, epoch and step alone, so a run that is interrupted and continued sees
-    the same images as one that is not. With several processes each takes its share of every batch.
-    The last samples of an epoch that make no full batch are left out.
+    Which samples a batch has depends on seed, epoch and step alone, so a run that is interrupted
+    and continued sees the same as one that is not. With several processes each takes its share of
+    every batch. The last samples of an epoch that make no full batch are left out.
+
+    Args:
+        labels: (N).
+        batch_size: samples of a batch, over all processes.
+        seed: of the order and the augmentation.
+    """
+
+    def __init__(self, labels: Tensor, batch_size: int, seed: int) -> None:
+        if len(labels) < batch_size:
+            raise ValueError(
+                f"there are {len(labels)} training samples, fewer than one batch of {batch_size}: "
+                "lower the batch size"
+            )
+        self.labels, self.batch_size, self.seed = labels, batch_size, seed
+        self.rank, self.processes = 0, 1
+        self.epoch = self.step = 0
+
+    def share(self, rank: int, processes: int, device: torch.device) -> None:
+        """Take the part of process ``rank`` of so many, for its device."""
+        if self.batch_size % processes:
+            raise ValueError(
+                f"batch_size must be a multiple of the number of processes, got {self.batch_size} "
+                f"for {processes}"
+            )
+        self.rank, self.processes = rank, processes
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, first = self.epoch, self.step
+        for step, batch in enumerate(self._batches(epoch, first), first):
+            last = step + 1 == len(self)
+            self.epoch, self.step = (epoch + 1, 0) if last else (epoch, step + 1)
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where to go on."""
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on there."""
+        self.epoch, self.step = state["epoch"], state["step"]
+
+    @abstractmethod
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """The batches of an epoch from a step on."""
+
+    def _chosen(self, epoch: int, first: int) -> list[Tensor]:
+        """The samples of each step from the first on, over all processes, on the labels' device."""
+        order = torch.randperm(len(self.labels), generator=generator(self.seed, "order", epoch))
+        whole = order[: len(self) * self.batch_size].to(self.labels.device)
+        return list(torch.split(whole, self.batch_size))[first:]
+
+
+class TrainingBatches(ShuffledBatches):
+    """Shuffled, augmented batches of images in memory.
 
     Args:
         images: (N, …), on any device.
@@ -36,55 +94,20 @@ class TrainingBatches:
         seed: int,
         augment: Augment | None = None,
     ) -> None:
-        if len(labels) < batch_size:
-            raise ValueError(
-                f"there are {len(labels)} training samples, fewer than one batch of {batch_size}: "
-                "lower the batch size"
-            )
-        self.images, self.labels = images, labels
-        self.batch_size, self.seed, self.augment = batch_size, seed, augment
-        self.rank, self.processes = 0, 1
-        self.epoch = self.step = 0
+        super().__init__(labels, batch_size, seed)
+        self.images, self.augment = images, augment
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
         """Take the part of process ``rank`` of so many, on its device."""
-        if self.batch_size % processes:
-            raise ValueError(
-                f"batch_size must be a multiple of the number of processes, got {self.batch_size} "
-                f"for {processes}"
-            )
-        self.rank, self.processes = rank, processes
+        super().share(rank, processes, device)
         self.images, self.labels = self.images.to(device), self.labels.to(device)
 
-    def __len__(self) -> int:
-        return len(self.labels) // self.batch_size
-
-    def __iter__(self) -> Iterator[Batch]:
-        epoch, first = self.epoch, self.step
-        order = self._order(epoch)
-        for step in range(first, len(self)):
-            last = step + 1 == len(self)
-            self.epoch, self.step = (epoch + 1, 0) if last else (epoch, step + 1)
-            yield self._batch(order, epoch, step)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where to go on."""
-        return {"epoch": self.epoch, "step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on there."""
-        self.epoch, self.step = state["epoch"], state["step"]
-
-    def _order(self, epoch: int) -> Tensor:
-        stream = generator(self.seed, "order", epoch)
-        return torch.randperm(len(self.labels), generator=stream).to(self.labels.device)
-
-    def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
-        chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-        images, labels = self.images[chosen], self.labels[chosen]
-        if self.augment is not None:  # all of it: the same for any number of processes
-            images = self.augment(images, generator(self.seed, "augmentation", epoch, step))
-        return images[self.rank :: self.processes], labels[self.rank :: self.processes]
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        for step, chosen in enumerate(self._chosen(epoch, first), first):
+            images, labels = self.images[chosen], self.labels[chosen]
+            if self.augment is not None:  # all of it: the same for any number of processes
+                images = self.augment(images, generator(self.seed, "augmentation", epoch, step))
+            yield images[self.rank :: self.processes], labels[self.rank :: self.processes]
 
 
 class EvaluationBatches:

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch import Tensor, nn
 
 import topkit
 from topkit import models
-from topkit.data import Dataset, Normalize, Split, random_crop
-from topkit.train.batches import EvaluationBatches, TrainingBatches
+from topkit.data import Dataset, Split, random_crop
+from topkit.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
 from topkit.train.criterion import build_loss, gradient_scale
+from topkit.train.details import DETAILS, details, hardware
+from topkit.train.file_batches import FileEvaluationBatches, FileTrainingBatches
+from topkit.train.file_check import how_to_go_on, require_readable
+from topkit.train.file_views import centre_view, training_view, worker_count
 from topkit.train.files import before, load_checkpoint, write_json
 from topkit.train.module import Classifier
 from topkit.train.problem import prepare_data
 from topkit.train.recipe import Recipe, load_recipe
+from topkit.train.signature import build_network, signature_of
 from topkit.train.trainer import make_trainer, quiet
 
 LAST, BEST = "checkpoints/last.ckpt", "checkpoints/best.ckpt"
-RECIPE, RESULT = "recipe.yaml", "result.json"
+RECIPE, SIGNATURE, RESULT = "recipe.yaml", "signature.json", "result.json"
 LENGTHS = tuple(range(1, 11))
 """Of the lists whose accuracy is recorded."""
 EVALUATION_BATCH = 1024
@@ -39,6 +46,7 @@ def train(
     resume: bool = False,
     dataset: Dataset | None = None,
     console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train by a recipe, and leave checkpoints, logs and results in the folder ``run``.
 
@@ -50,6 +58,7 @@ def train(
         resume: continue from the last checkpoint; the result is that of a run without interruption.
         dataset: instead of the recipe's, as ``prepare_data`` would return it.
         console: where progress is shown; None for silence.
+        callbacks: more of Lightning's.
 
     Returns:
         The record that is also written to ``run/result.json``; of several processes only the first
@@ -60,12 +69,13 @@ def train(
         check_run(recipe, run, resume)
     if dataset is None:
         dataset = prepare_data(recipe)
-    network = make_network(recipe, dataset)
+    signature = signature_of(recipe, dataset)
+    network = build_network(recipe, signature)
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
-    validation = evaluation_batches(dataset.validation)
+    validation = evaluation_batches(recipe, dataset.validation)
     scale = gradient_scale(recipe.loss, recipe.k) if recipe.match_gradient else 1.0
-    if console is not None and scale != 1:
+    if first and console is not None and scale != 1:
         console.print(
             f"The loss is multiplied by {scale:g}, so that cross-entropy's learning rate fits it."
         )
@@ -78,10 +88,13 @@ def train(
         scale,
     )
     if first:  # not before: whatever is wrong has been said by now
+        if not resume:
+            require_readable(dataset, worker_count(recipe))
         run.mkdir(parents=True, exist_ok=True)
         recipe.save(run / RECIPE)
+        signature.save(run / SIGNATURE)
     with quiet():
-        trainer = make_trainer(recipe, run, module, console)
+        trainer = make_trainer(recipe, run, module, console, callbacks)
     device = trainer.strategy.root_device
     for each in (batches, validation):
         each.share(trainer.global_rank, trainer.world_size, device)
@@ -90,10 +103,13 @@ def train(
         epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
     began = time.perf_counter()
-    with quiet():
+    with quiet(), how_to_go_on():
         trainer.fit(module, batches, validation, ckpt_path=last)
     seconds = time.perf_counter() - began
-    return finish(recipe, run, dataset, network.to(device), seconds) if first else {}
+    if not first:
+        return {}
+    network = build_network(recipe, signature).to(device)  # the trained one may be in pieces
+    return finish(recipe, run, dataset, network, seconds, module.epochs)
 
 
 def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
@@ -120,44 +136,41 @@ def resumable(last: Path) -> Path | None:
 
 def make_network(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """The recipe's network, from bytes to logits; its weights depend on the seed alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
-        network = models.build(
-            recipe.model,
-            len(dataset.classes),
-            channels=in_memory(dataset.train).shape[1],
-            head=recipe.head,
-        )
-    return nn.Sequential(Normalize.of(dataset.train), network)
+    return build_network(recipe, signature_of(recipe, dataset))
 
 
-def training_batches(recipe: Recipe, split: Split) -> TrainingBatches:
+def training_batches(recipe: Recipe, split: Split) -> ShuffledBatches:
     """Batches, augmented as the recipe says."""
-    augment = partial(random_crop, pad=recipe.pad, flip=recipe.flip, border=recipe.border)
-    return TrainingBatches(in_memory(split), split.labels, recipe.batch_size, recipe.seed, augment)
+    images, labels, size, seed = split.images, split.labels, recipe.batch_size, recipe.seed
+    if not isinstance(images, Tensor):
+        view, workers = training_view(recipe), worker_count(recipe)
+        return FileTrainingBatches(images, labels, size, seed, view, workers)
+    flip = bool(recipe.flip)
+    augment = partial(random_crop, pad=recipe.pad, flip=flip, border=recipe.border)
+    return TrainingBatches(images, labels, size, seed, augment)
 
 
-def evaluation_batches(split: Split) -> EvaluationBatches:
+def evaluation_batches(recipe: Recipe, split: Split) -> EvaluationBatches | FileEvaluationBatches:
     """Batches of all samples."""
-    return EvaluationBatches(in_memory(split), split.labels, EVALUATION_BATCH)
-
-
-def in_memory(split: Split) -> Tensor:
-    """The images of a split, if they are a tensor."""
-    if not isinstance(split.images, Tensor):
-        raise NotImplementedError(
-            "the images are read from files; only images in memory can be trained on so far"
-        )
-    return split.images
+    images, labels = split.images, split.labels
+    if isinstance(images, Tensor):
+        return EvaluationBatches(images, labels, EVALUATION_BATCH)
+    view, workers = centre_view(recipe), worker_count(recipe)
+    return FileEvaluationBatches(images, labels, recipe.batch_size, view, workers)
 
 
 def finish(
-    recipe: Recipe, run: Path, dataset: Dataset, network: nn.Module, seconds: float
+    recipe: Recipe,
+    run: Path,
+    dataset: Dataset,
+    network: nn.Module,
+    seconds: float,
+    epochs: list[dict[str, float]],
 ) -> dict[str, Any]:
-    """Measure the best checkpoint on the test set, and write the record of the run."""
+    """Measure the best checkpoint on the test set, and write the records of the run."""
     best = load_checkpoint(run / BEST)
     take_weights(network, best)
-    logits = predictions(network, dataset.test)
+    logits = predictions(recipe, network, dataset.test)
     lengths, accuracy = accuracies(logits, dataset.test.labels.cpu())
     record = {
         "recipe": asdict(recipe),
@@ -175,7 +188,9 @@ def finish(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+        "hardware": hardware(next(network.parameters()).device),
     }
+    write_json(run / DETAILS, details(dataset, logits, epochs))
     write_json(run / RESULT, record)
     return record
 
@@ -197,9 +212,9 @@ def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def predictions(network: nn.Module, split: Split) -> Tensor:
+def predictions(recipe: Recipe, network: nn.Module, split: Split) -> Tensor:
     """Logits of all images, on the CPU."""
     network.eval()
     device = next(network.parameters()).device
-    batches = evaluation_batches(split)
+    batches = evaluation_batches(recipe, split)
     return torch.cat([network(images.to(device)).float().cpu() for images, _ in batches])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +12,18 @@ from torch import Tensor, nn
 
 from topkit import predict_topk, topk_accuracy
 from topkit.data import Dataset, Split, ten_crop
+from topkit.train.batches import EvaluationBatches
 from topkit.train.engine import (
     BEST,
+    EVALUATION_BATCH,
     RECIPE,
     accuracies,
-    in_memory,
     make_network,
     predictions,
     take_weights,
 )
+from topkit.train.file_batches import FileEvaluationBatches
+from topkit.train.file_views import several_views, worker_count
 from topkit.train.files import load_checkpoint
 from topkit.train.problem import prepare_data
 from topkit.train.recipe import Recipe, load_recipe
@@ -31,7 +35,8 @@ class Run(NamedTuple):
     recipe: Recipe
     dataset: Dataset
     network: nn.Module
-    """In evaluation mode, with the weights of the best checkpoint; from bytes to logits."""
+    """In evaluation mode, with the weights of the best checkpoint; from bytes to logits. On the
+    accelerator if there is one."""
 
 
 def load_run(run: Path, dataset: Dataset | None = None) -> Run:
@@ -47,7 +52,13 @@ def load_run(run: Path, dataset: Dataset | None = None) -> Run:
     dataset = prepare_data(recipe) if dataset is None else dataset
     network = make_network(recipe, dataset)
     take_weights(network, load_checkpoint(run / BEST))
-    return Run(recipe, dataset, network.eval())
+    return Run(recipe, dataset, network.to(best_device()).eval())
+
+
+def best_device() -> torch.device:
+    """The accelerator if there is one, else the CPU."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else found
 
 
 def evaluate(run: Run) -> dict[str, Any]:
@@ -55,29 +66,51 @@ def evaluate(run: Run) -> dict[str, Any]:
 
     Returns:
         ``accuracy``: micro and macro, by length of the list; ``views``: top-k accuracy with k as in
-        the recipe, of the image alone and of the average over shifted (and mirrored) views, by
-        softmax and by marginals; ``superclasses``: top-1 and top-k accuracy by superclass.
+        the recipe, of the image alone (of a file, the crop at its centre) and of the average over
+        shifted (and mirrored) views, by softmax and by marginals; ``superclasses``: top-1 and top-k
+        accuracy by superclass.
     """
     recipe, dataset, network = run
-    images, labels = in_memory(dataset.test), dataset.test.labels.cpu()
-    logits = predictions(network, dataset.test)
+    labels = dataset.test.labels.cpu()
+    logits = predictions(recipe, network, dataset.test)
     lengths, accuracy = accuracies(logits, labels)
-    shown = [predictions(network, Split(view, labels)) for view in views(images, recipe)]
-    seen = torch.stack(shown, 1)
-    by_average = {
-        average: in_list(predict_topk(seen, recipe.k, crops=1, average=average).labels, labels)
-        for average in ("softmax", "marginal")
-    }
+    lists: dict[str, list[Tensor]] = {"softmax": [], "marginal": []}
+    for seen in logits_of_views(recipe, network, dataset.test):
+        number = seen.shape[1]
+        for average, found in lists.items():
+            found.append(predict_topk(seen, recipe.k, crops=1, average=average).labels)
+    by_average = {average: in_list(torch.cat(found), labels) for average, found in lists.items()}
     alone = in_list(logits.topk(recipe.k).indices, labels)
     return {
         "lengths": lengths,
         "accuracy": accuracy,
-        "views": {"number": seen.shape[1], "one": alone, **by_average},
+        "views": {"number": number, "one": alone, **by_average},
         "superclasses": {
             name: by_superclass(logits, labels, division.of_class, division.names, recipe.k)
             for name, division in dataset.superclasses.items()
         },
     }
+
+
+@torch.no_grad()
+def logits_of_views(recipe: Recipe, network: nn.Module, split: Split) -> Iterator[Tensor]:
+    """Batches of logits (N, views, C), on the CPU."""
+    device = next(network.parameters()).device
+    for seen in view_batches(recipe, split):
+        logits = network(seen.flatten(0, 1).to(device)).float().cpu()
+        yield logits.unflatten(0, seen.shape[:2])
+
+
+def view_batches(recipe: Recipe, split: Split) -> Iterator[Tensor]:
+    """All images with their views, (N, views, channels, H, W)."""
+    images, labels = split.images, split.labels
+    if isinstance(images, Tensor):
+        for batch, _ in EvaluationBatches(images, labels, EVALUATION_BATCH // 10):
+            yield torch.stack(views(batch, recipe), 1)
+        return
+    size, view = max(1, recipe.batch_size // 10), several_views(recipe)
+    for batch, _ in FileEvaluationBatches(images, labels, size, view, worker_count(recipe)):
+        yield batch
 
 
 def views(images: Tensor, recipe: Recipe) -> list[Tensor]:

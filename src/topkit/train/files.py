@@ -56,13 +56,18 @@ def before(path: Path) -> Path:
 
 def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """A checkpoint, or the one before if it is missing or broken; nothing in it is executed."""
+    return find_checkpoint(path, map_location)[1]
+
+
+def find_checkpoint(path: Path, map_location: Any = "cpu") -> tuple[Path, dict[str, Any]]:
+    """The same with its path."""
     failures = []
     for candidate in (path, before(path)):
         try:
             checkpoint: dict[str, Any] = torch.load(
                 candidate, map_location=map_location, weights_only=True
             )
-            return checkpoint
+            return candidate, checkpoint
         except Exception as failure:  # whatever is wrong with it, the other may be right
             failures.append(f"{candidate.name}: {type(failure).__name__}: {failure}")
     raise RuntimeError(f"no checkpoint in {path.parent} can be read: {'; '.join(failures)}")

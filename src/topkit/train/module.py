@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -38,7 +39,12 @@ class Classifier(L.LightningModule):
     ) -> None:
         super().__init__()
         self.network, self.criterion = network, criterion
+        self.network_in_training: Callable[[Tensor], Any] = self.forward
+        if recipe.compile:  # one graph of all launches: small steps are bound by these
+            self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
         self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
+        self.epochs: list[dict[str, float]] = []
+        """What was logged in each epoch."""
         ks = tuple(dict.fromkeys((1, recipe.k)))
         self.monitored = f"validation/top{recipe.k}"
         self.accuracies = nn.ModuleDict(
@@ -55,16 +61,25 @@ class Classifier(L.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Make all chance of the step (dropout, noise) a function of seed and step."""
-        key = (self.recipe.seed, "step", self.global_step, self.global_rank)
-        torch.manual_seed(generator(*key).initial_seed())
+        self._seed_chance("step")
+
+    def on_validation_epoch_start(self) -> None:
+        """Take the loss of training, with samples: exact ones can take longer than the network."""
+        self.criterion.train()
+        self._seed_chance("validation")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch, times its scale."""
         images, labels = batch
-        logits = self(images)
+        logits = self.network_in_training(images)
+        logits.register_hook(self._see_gradient)
         loss: Tensor = self.criterion(logits, labels)
         self._log("train", logits.detach(), labels, loss.detach())
         return loss * self.loss_scale
+
+    def on_after_backward(self) -> None:
+        """Log the share of the logits whose gradient is not 0."""
+        self._log_mean("train/gradient", self.share, self.recipe.batch_size)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracies of a batch."""
@@ -73,8 +88,18 @@ class Classifier(L.LightningModule):
         self._log("validation", logits, labels, self.criterion(logits, labels))
 
     def on_train_epoch_end(self) -> None:
-        """Log the accuracies of the epoch."""
+        """Log the accuracies of the epoch, and keep what was logged."""
         self._log_accuracy("train")
+        logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        self.epochs.append({"epoch": self.current_epoch + 1, **logged})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what was logged: Lightning deletes its log when a run is continued."""
+        checkpoint["epochs"] = self.epochs
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with it."""
+        self.epochs = checkpoint["epochs"]
 
     def on_validation_epoch_end(self) -> None:
         """Log the accuracies of the epoch."""
@@ -89,6 +114,7 @@ class Classifier(L.LightningModule):
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             nesterov=recipe.momentum > 0,
+            fused=self.device.type == "cuda",
         )
         scheduler = make_schedule(optimizer, recipe, self.steps)
         return {
@@ -98,14 +124,17 @@ class Classifier(L.LightningModule):
 
     def _log(self, split: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
         self._accuracy(split).update(logits, labels)
-        self.log(
-            f"{split}/loss",
-            loss.float(),
-            on_step=False,
-            on_epoch=True,
-            batch_size=len(labels),
-            sync_dist=True,
-        )
+        self._log_mean(f"{split}/loss", loss.float(), len(labels))
+
+    def _log_mean(self, name: str, value: Tensor, samples: int) -> None:
+        self.log(name, value, on_step=False, on_epoch=True, batch_size=samples, sync_dist=True)
+
+    def _see_gradient(self, gradient: Tensor) -> None:
+        self.share = (gradient != 0).float().mean()
+
+    def _seed_chance(self, purpose: str) -> None:
+        key = (self.recipe.seed, purpose, self.global_step, self.global_rank)
+        torch.manual_seed(generator(*key).initial_seed())
 
     def _accuracy(self, split: str) -> TopKAccuracy:
         metric = self.accuracies[f"{split}_split"]

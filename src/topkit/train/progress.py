@@ -59,9 +59,9 @@ class Progress(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the results of the epoch."""
+        results = summary(trainer.callback_metrics, self.k)  # all processes agree on them here
         if self.bar is None:
             return
-        results = summary(trainer.callback_metrics, self.k)
         self.bar.update(self.task, results=results)
         if not self.console.is_terminal:
             epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"

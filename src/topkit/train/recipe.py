@@ -59,7 +59,14 @@ class Recipe:
     batch_size: int = setting("images of a step, over all devices", 256)
     pad: int = setting("training images are shifted by up to so many pixels", 4)
     border: str = setting("what comes in from outside then: zero, or edge", "zero")
-    flip: bool = setting("mirror half of the training images; not for letters", False)
+    flip: bool | None = setting(
+        "mirror half of the training images; not for letters; unless given, only image files", None
+    )
+    crop: int = setting("height and width of what is seen of an image file", 224)
+    resize: int | None = setting("its shorter side before the crop; 8/7 of crop unless given", None)
+    workers: int | None = setting(
+        "processes that read image files for a device; unless given, its cores, at most 16", None
+    )
     learning_rate: float = setting("of SGD, for cross-entropy", 0.1)
     momentum: float = setting("of Nesterov", 0.9)
     weight_decay: float = setting("of all parameters", 5e-4)
@@ -72,6 +79,7 @@ class Recipe:
 
     seed: int = setting("of data, weights, order, augmentation and noise", 0)
     precision: str = setting(f"one of {', '.join(PRECISIONS)}", "32-true")
+    compile: bool = setting("compile the training step: half a minute, then it is faster", False)
     devices: int = setting("number of devices on each machine", 1)
     nodes: int = setting("number of machines", 1)
     strategy: str = setting("of Lightning: auto, ddp, fsdp, ...", "auto")
@@ -88,12 +96,21 @@ class Recipe:
             if getattr(self, name) not in choices:
                 given = getattr(self, name)
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
-        for name in ("k", "epochs", "batch_size", "devices", "nodes"):
+        for name in ("k", "epochs", "batch_size", "crop", "devices", "nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.shorter_side < self.crop:
+            raise ValueError(f"resize must be at least crop={self.crop}, got {self.resize}")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.workers}")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise must be a probability, got {self.noise}")
         self.loss_options()
+
+    @property
+    def shorter_side(self) -> int:
+        """Of an image file, after it was resized; 256 for crops of 224."""
+        return round(self.crop * 8 / 7) if self.resize is None else self.resize
 
     def loss_options(self) -> dict[str, Any]:
         """The loss's parameters that are set."""
@@ -150,7 +167,7 @@ def _typed(name: str, value: Any) -> Any:
         return _number(name, value, float)
     if expected in (int, int | None):
         return _number(name, value, int)
-    if expected is bool and not isinstance(value, bool):
+    if expected in (bool, bool | None) and not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     if expected is str and not isinstance(value, str):
         raise ValueError(f"{name} must be a word, got {value!r}")

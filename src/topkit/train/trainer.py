@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from topkit.train.files import SafeCheckpoints
 from topkit.train.module import Classifier
 from topkit.train.progress import Progress
 from topkit.train.recipe import Recipe
+from topkit.train.sharding import strategy
 
 KEEP_EVERY = timedelta(minutes=2)
 """How much work a power cut may cost."""
@@ -31,6 +32,8 @@ BESIDE_THE_POINT = (
     ".*does not have many workers.*",  # images are in memory
     ".*directory .* exists and is not empty.*",  # of the run that is continued, and its recipe
     ".*is smaller than the logging interval.*",  # logs are of epochs
+    ".*It is recommended to use .self.log.*sync_dist=True.*",  # accuracies agree by themselves
+    ".*Both mixed precision and an auto_wrap_policy.*",  # batch norm stays in full precision
     ".*LeafSpec.*is deprecated.*",  # between Lightning and PyTorch
 )
 """Warnings of Lightning."""
@@ -57,10 +60,20 @@ class Interrupted(Exception):
     """Training was asked to stop, and a checkpoint was written."""
 
 
+class WithinEpochs(ModelCheckpoint):
+    """Checkpoints by the clock, but not between the last step of an epoch and its validation."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *rest: Any) -> None:
+        """Save if it is time."""
+        if not trainer.is_last_batch:
+            super().on_train_batch_end(trainer, *rest)
+
+
 class StopAfterStep(Callback):
     """On Ctrl-C or a termination signal: finish the step, write a checkpoint, and end.
 
-    A second Ctrl-C ends at once.
+    After the last step of an epoch its validation comes first, and one step more: a run that is
+    continued between the two would have no validation of that epoch. A second Ctrl-C ends at once.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -76,7 +89,7 @@ class StopAfterStep(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Stop here if that was asked for."""
-        if self.asked:
+        if self.asked and not trainer.is_last_batch:
             trainer.save_checkpoint(self.checkpoint)
             raise Interrupted(f"stopped after step {trainer.global_step}; continue with --resume")
 
@@ -93,20 +106,24 @@ class StopAfterStep(Callback):
 
 
 def make_trainer(
-    recipe: Recipe, run: Path, module: Classifier, console: Console | None
+    recipe: Recipe,
+    run: Path,
+    module: Classifier,
+    console: Console | None,
+    more: Sequence[Callback] = (),
 ) -> L.Trainer:
     """A trainer that logs to ``run``, and keeps the best and the last checkpoint there."""
     folder = run / "checkpoints"
     best = ModelCheckpoint(
         folder, "best", monitor=module.monitored, mode="max", enable_version_counter=False
     )
-    last = ModelCheckpoint(
+    last = WithinEpochs(
         folder, "last", monitor=None, train_time_interval=KEEP_EVERY, enable_version_counter=False
     )
     at_epoch = ModelCheckpoint(
         folder, "last", monitor=None, every_n_epochs=1, enable_version_counter=False
     )
-    callbacks: list[Callback] = [best, last, at_epoch, StopAfterStep(folder / "last.ckpt")]
+    callbacks = [best, last, at_epoch, StopAfterStep(folder / "last.ckpt"), *more]
     if recipe.patience is not None:
         callbacks.append(EarlyStopping(module.monitored, patience=recipe.patience, mode="max"))
     if console is not None:
@@ -115,7 +132,7 @@ def make_trainer(
         max_epochs=recipe.epochs,
         devices=recipe.devices,
         num_nodes=recipe.nodes,
-        strategy=recipe.strategy,
+        strategy=strategy(recipe.strategy),
         precision=recipe.precision,  # type: ignore[arg-type]
         accelerator="auto",
         callbacks=callbacks,

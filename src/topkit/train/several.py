@@ -1,0 +1,188 @@
+"""Several runs, some at the same time; what is finished stays, what was interrupted goes on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import fields
+from pathlib import Path
+from queue import Empty
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from topkit.train.engine import RECIPE, RESULT, train
+from topkit.train.progress import summary
+from topkit.train.recipe import Recipe, load_recipe
+from topkit.train.trainer import Interrupted
+
+
+class News(NamedTuple):
+    """How far a run is."""
+
+    run: str
+    done: float
+    results: str
+
+
+def train_all(
+    runs: Mapping[Path, Recipe], *, at_once: int = 1, console: Console | None = None
+) -> None:
+    """Train by each recipe, in processes of their own.
+
+    A finished run with this recipe is left as it is, an interrupted one is continued. Ctrl-C stops
+    all after their current step, with checkpoints. A run that fails does not end the others.
+
+    Args:
+        runs: recipes by folder.
+        at_once: how many runs train at the same time; they share the cores.
+        console: where progress is shown; None for silence.
+    """
+    left = {folder: recipe for folder, recipe in runs.items() if not is_finished(folder, recipe)}
+    if console is not None and len(left) < len(runs):
+        console.print(f"{len(runs) - len(left)} of {len(runs)} runs are finished already.")
+    if not left:
+        return
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.Queue()
+    threads = max(1, torch.get_num_threads() // at_once)
+    pool = ProcessPoolExecutor(at_once, spawn, _begin, (queue, threads))
+    names = dict(zip(left, differences(list(left.values())), strict=True))
+    try:
+        futures = {pool.submit(_train, recipe, folder): folder for folder, recipe in left.items()}
+        failed = _follow(futures, names, queue, console)
+    except KeyboardInterrupt:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise Interrupted("stopped; the same command goes on from there") from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    if any(isinstance(error, Interrupted) for error in failed.values()):
+        raise Interrupted("stopped; the same command goes on from there")
+    if failed:
+        said = "; ".join(f"{folder}: {error}" for folder, error in failed.items())
+        raise RuntimeError(f"{len(failed)} of {len(runs)} runs failed: {said}")
+
+
+def is_finished(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder has the result of a recipe; of another one is an error."""
+    if not (folder / RECIPE).exists():
+        return False
+    if load_recipe(folder / RECIPE) != recipe:
+        raise FileExistsError(
+            f"{folder} has a run of another recipe: remove it, or choose another folder"
+        )
+    return (folder / RESULT).exists()
+
+
+def differences(recipes: list[Recipe]) -> list[str]:
+    """What tells recipes apart: the settings in which they differ.
+
+    Example:
+        >>> differences([Recipe(seed=0), Recipe(seed=1), Recipe(seed=1, loss="noised")])
+        ['smooth, seed 0', 'smooth, seed 1', 'noised, seed 1']
+    """
+    names = [each.name for each in fields(Recipe)]
+    several = [n for n in names if len({repr(getattr(each, n)) for each in recipes}) > 1]
+    return [
+        ", ".join(
+            str(getattr(each, name)) if name == "loss" else f"{name} {getattr(each, name)}"
+            for name in several
+            if getattr(each, name) is not None
+        )
+        for each in recipes
+    ]
+
+
+class _Tell(Callback):
+    """Puts news of a run into the queue, a few hundred times."""
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.folder, self.k = str(folder), recipe.k
+        self.said, self.results = 0.0, ""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        done = trainer.global_step / pl_module.steps
+        if done >= self.said + 1 / 300:
+            self.said = done
+            _queue.put(News(self.folder, done, self.results))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.results = summary(trainer.callback_metrics, self.k)
+
+
+_queue: Any = None
+"""Of a process that trains: where it says how far it is."""
+
+
+def _begin(queue: Any, threads: int) -> None:
+    global _queue
+    _queue = queue
+    torch.set_num_threads(threads)
+
+
+def _train(recipe: Recipe, folder: Path) -> None:
+    resume = (folder / RECIPE).exists()
+    train(recipe, folder, resume=resume, callbacks=[_Tell(folder, recipe)])
+
+
+def _follow(
+    futures: dict[Future[None], Path],
+    names: Mapping[Path, str],
+    queue: Any,
+    console: Console | None,
+) -> dict[Path, BaseException]:
+    """Show how far runs are until all have ended; return what went wrong."""
+    failed: dict[Path, BaseException] = {}
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[results]}"),
+        console=console,
+        disable=console is None or not console.is_terminal,
+    )
+    tasks = {
+        str(folder): bar.add_task(name, total=1.0, start=False, results="")
+        for folder, name in names.items()
+    }
+    pending = set(futures)
+    with bar:
+        while pending:
+            ended, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
+            for run, done, results in _news(queue):
+                bar.start_task(tasks[run])
+                bar.update(tasks[run], completed=done, results=results)
+            for future in ended:
+                folder = futures[future]
+                if (error := future.exception()) is not None:
+                    failed[folder] = error
+                elif console is not None:
+                    bar.update(tasks[str(folder)], completed=1.0)
+                    rest = len(pending)
+                    console.print(f"{names[folder]}: {result_line(folder)}  ({rest} to go)")
+    return failed
+
+
+def _news(queue: Any) -> list[News]:
+    news = []
+    while True:
+        try:
+            news.append(queue.get_nowait())
+        except Empty:
+            return news
+
+
+def result_line(folder: Path) -> str:
+    """Test accuracies of a finished run."""
+    record = json.loads((folder / RESULT).read_text())
+    micro, k = record["test"]["micro"], record["recipe"]["k"]
+    shown = "  ".join(f"top-{n} {100 * micro[str(n)]:.1f} %" for n in dict.fromkeys((1, k)))
+    return f"{shown}  {record['seconds']:.0f} s"

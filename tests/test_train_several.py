@@ -1,0 +1,127 @@
+"""Several runs at once: the same as one by one, continued, and none lost by another's failure."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from test_train_engine import assert_same_weights, stop_at, toy
+from topkit.train import Interrupted, Recipe, train
+from topkit.train.several import differences, is_finished, train_all
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+
+
+def toy_recipe(folder: Path) -> Recipe:
+    """A recipe on a file, which processes of their own can read."""
+    dataset, arrays = toy(), {}
+    for name in ("train", "test"):
+        split = getattr(dataset, name)
+        arrays[f"x_{name}"], arrays[f"y_{name}"] = split.images[:, 0].numpy(), split.labels.numpy()
+    file = folder / "toy.npz"
+    np.savez(file, **arrays)
+    return Recipe(data=str(file), k=2, epochs=3, batch_size=16, pad=1, learning_rate=0.02)
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> list[Recipe]:
+    base = toy_recipe(tmp_path_factory.mktemp("data"))
+    return [base, base.with_changes({"loss": "noised", "samples": 3, "seed": 1})]
+
+
+@pytest.fixture(scope="module")
+def whole(recipes: list[Recipe], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("whole")
+    for number, recipe in enumerate(recipes):
+        train(recipe, folder / str(number))
+    return [folder / str(number) for number in range(len(recipes))]
+
+
+def in_folders(recipes: list[Recipe], folder: Path) -> dict[Path, Recipe]:
+    return {folder / str(number): recipe for number, recipe in enumerate(recipes)}
+
+
+def test_the_same_as_one_by_one(recipes, whole, tmp_path):
+    runs = in_folders(recipes, tmp_path)
+    train_all(runs, at_once=2)
+    for one, other in zip(whole, runs, strict=True):
+        assert_same_weights(one, other)
+    written = [(run / "result.json").stat().st_mtime_ns for run in runs]
+    train_all(runs)
+    assert written == [(run / "result.json").stat().st_mtime_ns for run in runs]
+
+
+def test_an_interrupted_run_is_continued(recipes, whole, tmp_path, monkeypatch):
+    runs = in_folders(recipes[:1], tmp_path)
+    (run,) = runs
+    with monkeypatch.context() as patched:
+        stop_at(patched, 8, None)
+        with pytest.raises(Interrupted):
+            train(recipes[0], run)
+    assert not is_finished(run, recipes[0])
+    train_all(runs)
+    assert is_finished(run, recipes[0])
+    assert_same_weights(whole[0], run)
+
+
+def test_a_failure_does_not_end_the_others(recipes, whole, tmp_path):
+    wrong = recipes[0].with_changes({"batch_size": 1000})
+    runs = in_folders([wrong, recipes[1]], tmp_path)
+    with pytest.raises(RuntimeError, match=r"1 of 2 runs failed: .*0: .*lower the batch size"):
+        train_all(runs)
+    assert_same_weights(whole[1], tmp_path / "1")
+
+
+def test_another_recipe_is_not_overwritten(recipes, whole):
+    with pytest.raises(FileExistsError, match="another recipe"):
+        train_all({whole[0]: recipes[1]})
+
+
+def test_differences():
+    base = Recipe(loss="smooth")
+    assert differences([base]) == [""]
+    others = [base.with_changes({"tau": 0.5}), base.with_changes({"epochs": 3})]
+    assert differences([base, *others]) == ["epochs 30", "tau 0.5, epochs 30", "epochs 3"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups of POSIX")
+def test_ctrl_c(recipes, whole, tmp_path):
+    """All runs stop with a checkpoint; the same call goes on, to the same weights."""
+    longer = [recipe.with_changes({"epochs": 30}) for recipe in recipes]
+    runs = in_folders(longer, tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from pathlib import Path\n"
+        "from topkit.train.recipe import Recipe\n"
+        "from topkit.train.several import Interrupted, train_all\n"
+        "if __name__ == '__main__':\n"
+        f"    runs = {{Path(folder): Recipe().with_changes(settings) for folder, settings in "
+        f"{[(str(folder), vars(recipe)) for folder, recipe in runs.items()]!r}}}\n"
+        "    try:\n"
+        "        train_all(runs, at_once=2)\n"
+        "    except Interrupted as stopped:\n"
+        "        print(stopped)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    until = time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        if all((run / "checkpoints" / "last.ckpt").exists() for run in runs):
+            break
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert b"the same command goes on" in output
+    assert not any((run / "result.json").exists() for run in runs)
+    train_all(runs, at_once=2)
+    for (run, recipe), number in zip(runs.items(), range(2), strict=True):
+        train(recipe, tmp_path / f"whole-{number}")
+        assert_same_weights(run, tmp_path / f"whole-{number}")

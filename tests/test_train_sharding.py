@@ -1,0 +1,86 @@
+"""Fully sharded data parallel: the weights of plain data parallel, in whole checkpoints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from image_folders import write_folder
+from test_train_engine import assert_same_weights, weights
+from topkit.train.sharding import Sharded, strategy
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+SCRIPT = """
+import sys, warnings; warnings.simplefilter("ignore")
+from pathlib import Path
+import pytest, torch
+import test_train_engine as t
+from topkit.train import sharding
+
+sharding.PIECE = 1000  # several pieces
+folder = Path(sys.argv[1])
+plain, sharded = (t.RECIPE.with_changes({"devices": 2, "strategy": s}) for s in ("ddp", "fsdp"))
+t.train(plain, folder / "ddp", dataset=t.toy())
+t.train(sharded, folder / "fsdp", dataset=t.toy())
+with pytest.MonkeyPatch.context() as patched:
+    t.stop_at(patched, 8, None)
+    with pytest.raises(t.Interrupted):
+        t.train(sharded, folder / "part", dataset=t.toy())
+last = folder / "part" / "checkpoints" / "last.ckpt"
+assert t.load_checkpoint(last)["global_step"] == 8
+torch.distributed.barrier()
+last.write_bytes(b"broken")
+torch.distributed.barrier()
+t.train(sharded, folder / "part", dataset=t.toy(), resume=True)
+"""
+
+
+def test_names():
+    assert isinstance(strategy("fsdp"), Sharded)
+    assert strategy("ddp") == "ddp"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_the_command(tmp_path):
+    """Two processes that Lightning starts, on files that workers read."""
+    folder = write_folder(tmp_path / "toy", train=4, others=2)
+    arguments = f"--data {folder} --run {tmp_path / 'run'} --crop 12 --k 2 --epochs 2".split()
+    more = ["--batch-size", "6", "--workers", "1", "--strategy", "fsdp", "--devices", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "topkit.cli", "train", *arguments, *more],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert "sync_dist" not in done.stderr.decode()
+    assert done.stdout.decode().count("is multiplied by") == 1
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["test"]["micro"]["6"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_two_processes(tmp_path):
+    """The same weights as without pieces, also when continued after a broken checkpoint."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert (tmp_path / "fsdp" / "result.json").exists()
+    assert_same_weights(tmp_path / "fsdp", tmp_path / "part")
+    plain = weights(tmp_path / "ddp")
+    assert plain.keys() == weights(tmp_path / "fsdp").keys()
+    for name, value in weights(tmp_path / "fsdp").items():
+        torch.testing.assert_close(value, plain[name], atol=1e-4, rtol=1e-4, msg=name)
