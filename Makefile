@@ -8,14 +8,14 @@ WORKERS     ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
 
-BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-CORE := $(VENV)/.installed-core
-DEV  := $(VENV)/.installed-dev
-CODE := $(wildcard src tests examples benchmarks)
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+TRAIN := $(VENV)/.installed-train
+DEV   := $(VENV)/.installed-dev
+CODE  := $(wildcard src tests examples benchmarks)
 
-# The development install contains the core one.
-ANY := $(if $(wildcard $(DEV)),$(DEV),$(CORE))
+# The development install contains the other.
+ANY := $(if $(wildcard $(DEV)),$(DEV),$(TRAIN))
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint format demo clean
@@ -38,10 +38,8 @@ format: $(DEV) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-# Without NumPy, which topkit does not need, importing torch warns.
-demo: export PYTHONWARNINGS := ignore:Failed to initialize NumPy
-demo: $(ANY) ## cross-entropy against SmoothTopKLoss on ambiguous labels (DEMO_ARGS="--k 3")
-	$(BIN)/python examples/ambiguous_labels.py $(DEMO_ARGS)
+demo: $(ANY) ## three losses on confused letters, with a report (DEMO_ARGS="--folder DIR")
+	$(BIN)/topkit demo $(DEMO_ARGS)
 
 clean: ## remove .venv, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -51,9 +49,9 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "topkit needs Python >= 3.10")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(CORE): pyproject.toml | $(BIN)/python
+$(TRAIN): pyproject.toml | $(BIN)/python
 	@echo "Installing topkit into $(VENV) (the first time this downloads PyTorch) ..."
-	$(PIP) -e .
+	$(PIP) -e ".[train]"
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
