@@ -10,6 +10,7 @@ from topkit.data import (
     IMAGENET,
     Normalize,
     Split,
+    cutout,
     fixed_views,
     generator,
     random_crop,
@@ -180,3 +181,31 @@ def test_fixed_views_are_ten_crops_or_the_centre():
 def test_a_crop_larger_than_the_picture():
     with pytest.raises(ValueError, match="crop must be at most resize, got crop=40"):
         fixed_views(picture(48, 48), resize=32, crop=40)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((40, 3, 9, 6), 4), ((40, 1, 5, 5), 3), ((3, 3, 4, 4), 9)]
+)
+def test_cutout(shape, size):
+    """A grey square around a pixel, as far as it lies inside the image; the rest is as before."""
+    images = random_images(*shape)
+    images[images == 128] = 0
+    result = cutout(images, generator(3), size=size)
+    for image, covered in zip(images, result, strict=True):
+        grey = (covered == 128).all(0)
+        down, right = (grey.any(d).nonzero().flatten() for d in (1, 0))
+        assert grey[down[0] : down[-1] + 1, right[0] : right[-1] + 1].all()
+        for places, length in ((down, shape[2]), (right, shape[3])):
+            inside = places[0] > 0 and places[-1] < length - 1
+            assert len(places) == size if inside else 0 < len(places) <= size
+        assert torch.equal(image[:, ~grey], covered[:, ~grey])
+    if size <= min(shape[2:]):
+        assert {int((r == 128).all(0).sum()) for r in result} >= {size * size}
+
+
+def test_no_cutout():
+    images = random_images(4, 3, 8, 8)
+    assert torch.equal(cutout(images, generator(0), size=0), images)
+    assert cutout(random_images(0, 3, 8, 8), generator(0), size=2).shape == (0, 3, 8, 8)
+    with pytest.raises(ValueError, match="size=-1"):
+        cutout(images, generator(0), size=-1)

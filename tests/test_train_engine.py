@@ -20,7 +20,7 @@ from topkit.data import Dataset, Split, hold_out
 from topkit.train import Interrupted, Recipe, train
 from topkit.train.engine import make_network, predictions, take_weights
 from topkit.train.files import load_checkpoint
-from topkit.train.module import Classifier
+from topkit.train.module import Classifier, follow
 from topkit.train.trainer import StopAfterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -161,6 +161,42 @@ def test_continued_after_a_crash(whole, tmp_path, monkeypatch):
             train(RECIPE, run, dataset=toy())
     train(RECIPE, run, dataset=toy(), resume=True)
     assert_same_weights(whole, run)
+
+
+def test_averaged_weights(tmp_path, monkeypatch):
+    """They are what is tested and kept, also over an interruption."""
+    recipe = RECIPE.with_changes({"ema": 0.9, "cutout": 2})
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    record = train(recipe, whole, dataset=toy())
+    with monkeypatch.context() as patched:
+        stop_at(patched, 8, None)
+        with pytest.raises(Interrupted):
+            train(recipe, run, dataset=toy())
+    assert record["test"] == train(recipe, run, dataset=toy(), resume=True)["test"]
+    assert_same_weights(whole, run)
+    state = load_checkpoint(whole / "checkpoints" / "best.ckpt")["state_dict"]
+    names = [name.removeprefix("averaged.") for name in state if name.startswith("averaged.")]
+    assert any(not torch.equal(state[f"averaged.{n}"], state[f"network.{n}"]) for n in names)
+    dataset = toy()
+    network = make_network(recipe, dataset)
+    network.load_state_dict({name: state[f"averaged.{name}"] for name in names})
+    logits = predictions(recipe, network, dataset.test)
+    assert record["test"]["micro"]["2"] == topk_accuracy(logits, dataset.test.labels, 2).item()
+
+
+def test_a_moving_average():
+    """Against the recurrence, for weights and counts."""
+    network, averaged = (torch.nn.BatchNorm1d(2) for _ in range(2))
+    expected = 1.0
+    for step in range(30):
+        with torch.no_grad():
+            network.weight.fill_(float(step))
+            network.num_batches_tracked.fill_(step)
+        follow(averaged, network, 0.5, step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * step
+        assert averaged.weight[0].item() == pytest.approx(expected)
+        assert averaged.num_batches_tracked == step
 
 
 def test_continued_after_a_broken_checkpoint(whole, tmp_path, monkeypatch):

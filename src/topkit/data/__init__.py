@@ -19,7 +19,14 @@ from topkit.data.loading import FORMATS, load
 from topkit.data.map_style import from_map_style, map_split
 from topkit.data.seeds import generator
 from topkit.data.subsets import balanced_subset, hold_out, long_tail
-from topkit.data.transforms import IMAGENET, Normalize, random_crop, ten_crop, with_mirror
+from topkit.data.transforms import (
+    IMAGENET,
+    Normalize,
+    cutout,
+    random_crop,
+    ten_crop,
+    with_mirror,
+)
 
 __all__ = [
     "FORMATS",
@@ -32,6 +39,7 @@ __all__ = [
     "Superclasses",
     "balanced_subset",
     "block_noise",
+    "cutout",
     "fixed_views",
     "from_map_style",
     "generator",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 BORDERS = ("zero", "edge")
+GREY = 128
 
 
 def random_crop(
@@ -69,6 +70,37 @@ def random_crop(
         inside = (rows == inner_rows)[:, :, None] & (columns == inner_columns)[:, None]
         result = result * inside.unsqueeze(1)
     return result
+
+
+def cutout(images: Tensor, stream: torch.Generator, *, size: int) -> Tensor:
+    """Cover a square of each image with grey (DeVries and Taylor 2017).
+
+    Its centre is anywhere in the image, so that it may hang over the edge.
+
+    Args:
+        images: (N, channels, H, W), uint8, on any device.
+        stream: where the random numbers come from, on the CPU.
+        size: height and width of the square; 0 leaves the images as they are.
+
+    Returns:
+        Images of the same shape, type and device.
+
+    Example:
+        >>> from topkit.data import generator
+        >>> cutout(torch.zeros(1, 1, 2, 4, dtype=torch.uint8), generator(0), size=2)
+        tensor([[[[  0, 128, 128,   0],
+                  [  0,   0,   0,   0]]]], dtype=torch.uint8)
+    """
+    if size < 0:
+        raise ValueError(f"size must not be negative, got size={size}")
+    count, _, *lengths = images.shape
+    covered = []
+    for length in lengths:
+        first = torch.randint(length, (count, 1), generator=stream) - size // 2
+        away = torch.arange(length, device=images.device) - first.to(images.device)
+        covered.append((away >= 0) & (away < size))
+    rows, columns = covered
+    return images.masked_fill((rows[:, :, None] & columns[:, None]).unsqueeze(1), GREY)
 
 
 def ten_crop(images: Tensor, size: int) -> Tensor:

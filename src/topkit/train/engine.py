@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import topkit
 from topkit import models
-from topkit.data import Dataset, Split, random_crop
+from topkit.data import Dataset, Split, cutout, random_crop
 from topkit.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
 from topkit.train.criterion import build_loss, gradient_scale
 from topkit.train.details import DETAILS, details, hardware
@@ -146,7 +146,12 @@ def training_batches(recipe: Recipe, split: Split) -> ShuffledBatches:
         view, workers = training_view(recipe), worker_count(recipe)
         return FileTrainingBatches(images, labels, size, seed, view, workers)
     flip = bool(recipe.flip)
-    augment = partial(random_crop, pad=recipe.pad, flip=flip, border=recipe.border)
+    shift = partial(random_crop, pad=recipe.pad, flip=flip, border=recipe.border)
+
+    def augment(images: Tensor, stream: torch.Generator) -> Tensor:
+        shifted = shift(images, stream)
+        return cutout(shifted, stream, size=recipe.cutout) if recipe.cutout else shifted
+
     return TrainingBatches(images, labels, size, seed, augment)
 
 
@@ -205,10 +210,11 @@ def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, lis
 
 
 def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
-    """Give a network its weights of a checkpoint."""
-    prefix = "network."
-    state = checkpoint["state_dict"].items()
-    network.load_state_dict({n.removeprefix(prefix): v for n, v in state if n.startswith(prefix)})
+    """Give a network its weights of a checkpoint: their moving average, if there is one."""
+    state = checkpoint["state_dict"]
+    prefix = "averaged." if any(name.startswith("averaged.") for name in state) else "network."
+    mine = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+    network.load_state_dict(mine)
 
 
 @torch.no_grad()

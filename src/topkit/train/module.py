@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from topkit.data.seeds import generator
 from topkit.metrics import TopKAccuracy
@@ -39,6 +41,7 @@ class Classifier(L.LightningModule):
     ) -> None:
         super().__init__()
         self.network, self.criterion = network, criterion
+        self.averaged = copy.deepcopy(network).requires_grad_(False) if recipe.ema else None
         self.network_in_training: Callable[[Tensor], Any] = self.forward
         if recipe.compile:  # one graph of all launches: small steps are bound by these
             self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
@@ -55,9 +58,16 @@ class Classifier(L.LightningModule):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of images."""
-        logits: Tensor = self.network(images)
+        """Logits of images; after training those of the averaged weights, if there are any."""
+        own = self.training or self.averaged is None
+        logits: Tensor = self.network(images) if own else self.averaged(images)  # type: ignore[misc]
         return logits
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        """Change the weights, and their moving average."""
+        super().optimizer_step(*args, **options)
+        if self.averaged is not None and self.recipe.ema is not None:
+            follow(self.averaged, self.network, self.recipe.ema, self.global_step)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Make all chance of the step (dropout, noise) a function of seed and step."""
@@ -147,6 +157,23 @@ class Classifier(L.LightningModule):
         metric.reset()
         assert isinstance(values, dict)
         self.log_dict({f"{split}/{name}": value for name, value in values.items()})
+
+
+def follow(averaged: nn.Module, network: nn.Module, decay: float, step: int) -> None:
+    """Move averaged weights towards those of a network, faster in the first steps.
+
+    Counts, as those of batch normalisation, are taken over.
+    """
+    mine, theirs = ([*each.parameters(), *each.buffers()] for each in (averaged, network))
+    pairs = list(zip(mine, theirs, strict=True))
+    moving = [pair for pair in pairs if pair[0].is_floating_point()]
+    decay = min(decay, (1 + step) / (10 + step))
+    update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+    update([one for one, _ in moving], [other for _, other in moving], None)
+    with torch.no_grad():
+        for one, other in pairs:
+            if not one.is_floating_point():
+                one.copy_(other)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> LRScheduler:

@@ -59,6 +59,7 @@ class Recipe:
     batch_size: int = setting("images of a step, over all devices", 256)
     pad: int = setting("training images are shifted by up to so many pixels", 4)
     border: str = setting("what comes in from outside then: zero, or edge", "zero")
+    cutout: int = setting("height and width of a grey square on training images in memory", 0)
     flip: bool | None = setting(
         "mirror half of the training images; not for letters; unless given, only image files", None
     )
@@ -70,6 +71,9 @@ class Recipe:
     learning_rate: float = setting("of SGD, for cross-entropy", 0.1)
     momentum: float = setting("of Nesterov", 0.9)
     weight_decay: float = setting("of all parameters", 5e-4)
+    ema: float | None = setting(
+        "decay of a moving average of the weights, to be used instead of them; 0.999 or so", None
+    )
     schedule: str = setting(f"of the learning rate: {', '.join(SCHEDULES)}", "one-cycle")
     milestones: tuple[float, ...] = setting(
         "shares of the training after which steps divide by 10", (0.5, 0.75)
@@ -103,6 +107,12 @@ class Recipe:
             raise ValueError(f"resize must be at least crop={self.crop}, got {self.resize}")
         if self.workers is not None and self.workers < 0:
             raise ValueError(f"workers must not be negative, got {self.workers}")
+        if self.cutout < 0:
+            raise ValueError(f"cutout must not be negative, got {self.cutout}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema must lie between 0 and 1, got {self.ema}")
+        if self.ema is not None and self.strategy == "fsdp":
+            raise ValueError("ema needs whole weights on each device, not strategy='fsdp'")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise must be a probability, got {self.noise}")
         self.loss_options()
