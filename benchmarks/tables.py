@@ -63,6 +63,12 @@ def tables() -> Iterator[tuple[str, str]]:
     for place in ("cpu", "gpu"):
         if record := read(f"study-{place}"):
             yield from ((f"{name}-{place}", render(record)) for name, render in STUDY.items())
+    if find_spec("lightning") is None:
+        print("lightning is not installed (pip install 'topkit[train]'): no tables of reproduction")
+        return
+    from benchmarks import reproduce_tables
+
+    yield from reproduce_tables.tables()
 
 
 def filled(document: str, texts: dict[str, str]) -> str:

@@ -131,6 +131,7 @@ def test_probabilities_of_each_loss():
 
 def test_files_and_folders(tmp_path):
     (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "b" / "folder.png").mkdir()
     for name in ("b/2.PNG", "b/1.jpg", "b/c/3.webp", "b/notes.txt", "a.dat"):
         (tmp_path / name).touch()
     found = image_files([tmp_path / "b", str(tmp_path / "a.dat")])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from topkit.train.batches import EvaluationBatches, TrainingBatches
+from topkit.train.batches import EvaluationBatches, TrainingBatches, shared_steps
 
 IMAGES = torch.arange(50).view(50, 1, 1, 1).expand(50, 1, 4, 4).to(torch.uint8)
 LABELS = torch.arange(50) % 7
@@ -72,17 +72,34 @@ def test_processes_share_each_batch():
 
 def test_evaluation_sees_every_sample_once():
     for processes in (1, 3):
-        seen = []
+        seen, numbers = [], set()
         for rank in range(processes):
             loader = EvaluationBatches(IMAGES, LABELS, 16)
             loader.share(rank, processes, torch.device("cpu"))
             parts = [images[:, 0, 0, 0] for images, _ in loader]
             assert len(parts) == len(loader)
+            numbers.add(len(loader))
             seen += parts
+        assert len(numbers) == 1
         assert torch.equal(torch.cat(seen).sort().values, IMAGES[:, 0, 0, 0])
 
 
+def test_processes_evaluate_as_many_batches():
+    """In pieces, a network is gathered for each batch: nobody may come alone."""
+    for samples in range(20):
+        for processes in range(1, min(samples, 5) + 1):
+            for size in (1, 4, 8, 64):
+                shares = [shared_steps(samples, size, rank, processes) for rank in range(processes)]
+                assert len({len(steps) for steps in shares}) == 1
+                lengths = [len(step) for steps in shares for step in steps]
+                assert 1 <= min(lengths) <= max(lengths) <= max(1, size // processes) + 1
+                seen = torch.cat([step for steps in shares for step in steps])
+                assert seen.sort().values.tolist() == list(range(samples))
+
+
 def test_errors():
+    with pytest.raises(ValueError, match="1 images to validate on for 2 processes"):
+        EvaluationBatches(IMAGES[:1], LABELS[:1], 8).share(0, 2, torch.device("cpu"))
     with pytest.raises(ValueError, match="lower the batch size"):
         TrainingBatches(IMAGES, LABELS, 64, seed=0)
     with pytest.raises(ValueError, match="multiple of the number of processes"):

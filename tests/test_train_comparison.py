@@ -69,19 +69,22 @@ def test_left_out(tmp_path):
     unlike = write_run(tmp_path / "unlike", RECIPE.with_changes({"seed": 5}))
     details = json.loads((unlike / "details.json").read_text())
     (unlike / "details.json").write_text(json.dumps({**details, "ranks": [1, 2]}))
+    bare = write_run(tmp_path / "bare", RECIPE.with_changes({"seed": 6}))
+    (bare / "result.json").write_text(json.dumps({"recipe": {}, "data": {"name": "toy"}}))
     again = shutil.copytree(good, tmp_path / "again")
     comparison = compare(
-        [good, good, unfinished, old, cut, wrong, unlike, tmp_path / "nowhere", again]
+        [good, good, unfinished, old, cut, wrong, unlike, bare, tmp_path / "nowhere", again]
     )
     assert [run.folder for run in comparison.runs] == [good]
     said = " ".join(comparison.left_out)
-    assert len(comparison.left_out) == 7
+    assert len(comparison.left_out) == 8
     for folder, reason in {
         "unfinished": f"is not finished: continue it with topkit train --resume --run {unfinished}",
         "old": "an older topkit",
         "cut": "is broken: JSONDecodeError",
         "wrong": "is broken: KeyError",
         "unlike": "is broken",
+        "bare": "is broken: KeyError",
         "nowhere": "holds no run",
         "again": "the same recipe and seed",
     }.items():
@@ -100,6 +103,11 @@ def test_other_test_sets(tmp_path):
     other = write_run(tmp_path / "other", classes=("A", "B", "C"))
     with pytest.raises(ValueError, match=r"different test sets.*6 classes.*3 classes"):
         compare([first, other])
+    redrawn = write_run(tmp_path / "redrawn")
+    details = json.loads((redrawn / "details.json").read_text())
+    (redrawn / "details.json").write_text(json.dumps({**details, "images": "other"}))
+    with pytest.raises(ValueError, match="different test sets"):
+        compare([first, redrawn])
     fewer = write_run(tmp_path / "fewer", test=30)
     with pytest.raises(ValueError, match=r"60 test images.*30 test images"):
         compare([first, fewer])

@@ -129,10 +129,45 @@ def test_continued_after_an_interruption(whole, tmp_path, monkeypatch, step):
         assert [one[name] for name in validation] == [other[name] for name in validation]
 
 
+def test_epochs_of_one_step_can_be_interrupted(tmp_path, monkeypatch):
+    recipe = RECIPE.with_changes({"batch_size": 96})
+    train(recipe, tmp_path / "whole", dataset=toy())
+    with monkeypatch.context() as patched:
+        stop_at(patched, 1, None)
+        with pytest.raises(Interrupted, match="after step 1;"):
+            train(recipe, tmp_path / "run", dataset=toy())
+    train(recipe, tmp_path / "run", dataset=toy(), resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "run")
+
+
 def test_a_stop_in_the_last_step_finishes(whole, tmp_path, monkeypatch):
     stop_at(monkeypatch, 18, None)
     train(RECIPE, tmp_path / "run", dataset=toy())
     assert_same_weights(whole, tmp_path / "run")
+
+
+def test_continued_in_another_folder(tmp_path, monkeypatch):
+    """The best checkpoint stays the best, and the times of both parts add up."""
+    recipe, run = RECIPE.with_changes({"epochs": 2}), tmp_path / "run"
+    perfect = torch.tensor(1.0)
+    with monkeypatch.context() as patched:
+        real = Classifier.log_dict
+        patched.setattr(Classifier, "log_dict", lambda s, d: real(s, dict.fromkeys(d, perfect)))
+        stop_at(patched, 8, None)
+        with pytest.raises(Interrupted):
+            train(recipe, run, dataset=toy())
+    last = run / "checkpoints" / "last.ckpt"
+    torch.save({**load_checkpoint(last), "seconds": 1000.0}, last)
+    moved = shutil.move(run, tmp_path / "moved")
+    result = train(recipe, moved, dataset=toy(), resume=True)
+    assert result["epoch"] == 0
+    assert 1000 < result["seconds"] < 1500
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    result = (whole / "result.json").read_text()
+    assert train(RECIPE, whole, dataset=toy(), resume=True) == json.loads(result)
+    assert (whole / "result.json").read_text() == result
 
 
 def test_a_crash_between_an_epoch_and_its_validation(whole, tmp_path, monkeypatch):

@@ -72,6 +72,15 @@ def test_command(recipe, tmp_path, monkeypatch, capsys, loss, name):
     assert "validation images" in output
 
 
+def test_command_checks_before_it_trains(recipe, tmp_path, monkeypatch, capsys):
+    path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.save(path)
+    arguments = ("--recipe", str(path), "--run", str(folder), "--find-tau", "--find-epsilon")
+    assert run(monkeypatch, "train", *arguments) == 2
+    assert "no epsilon to find" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_command_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.save(path)
@@ -97,7 +106,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "demo"
     assert run(monkeypatch, "demo", "--folder", str(folder)) == 0
     output = capsys.readouterr().out
-    assert "cross-entropy, seed 2: top-1" in output
+    assert "cross-entropy, seed 4: top-1" in output
     assert "top-5 gain" in output
     assert (folder / "report.html").exists()
     assert run(monkeypatch, "demo", "--folder", str(folder)) == 0

@@ -20,11 +20,12 @@ def test_saved_and_loaded(tmp_path):
 
 def test_numbers_of_yaml(tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text("learning_rate: 1e-2\nepochs: 3\nweight_decay: 0\n")
+    path.write_text(f"learning_rate: 1e-2\nepochs: 3\nweight_decay: 0\nseed: {2**60 + 1}\n")
     recipe = load_recipe(path)
     assert recipe.learning_rate == 0.01
     assert isinstance(recipe.weight_decay, float)
     assert recipe.epochs == 3
+    assert recipe.seed == 2**60 + 1
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,11 @@ def test_numbers_of_yaml(tmp_path):
         ("gamma: 2", "'smooth' has no gamma; it takes tau, margin"),
         ("match_gradient: 1", "match_gradient must be true or false"),
         ("data: 3", "data must be a word"),
+        ("k:", "k must be an integer, got None"),
+        ("epochs: .inf", "epochs must be an integer, got inf"),
+        ("milestones: 0.5", "milestones must be a list of numbers, got 0.5"),
+        ("milestones: [soon]", "milestones must be a number, got 'soon'"),
+        ("data_options: 5", "data_options must be options as `name: value`, got 5"),
         ("- a\n- b", "must hold settings"),
         ("a: [", "is not YAML"),
     ],

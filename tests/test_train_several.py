@@ -48,7 +48,9 @@ def in_folders(recipes: list[Recipe], folder: Path) -> dict[Path, Recipe]:
 
 def test_the_same_as_one_by_one(recipes, whole, tmp_path):
     runs = in_folders(recipes, tmp_path)
-    train_all(runs, at_once=2)
+    ended: list[Path] = []
+    train_all(runs, at_once=2, finished=ended.append)
+    assert sorted(ended) == list(runs)
     for one, other in zip(whole, runs, strict=True):
         assert_same_weights(one, other)
     written = [(run / "result.json").stat().st_mtime_ns for run in runs]
@@ -72,7 +74,7 @@ def test_an_interrupted_run_is_continued(recipes, whole, tmp_path, monkeypatch):
 def test_a_failure_does_not_end_the_others(recipes, whole, tmp_path):
     wrong = recipes[0].with_changes({"batch_size": 1000})
     runs = in_folders([wrong, recipes[1]], tmp_path)
-    with pytest.raises(RuntimeError, match=r"1 of 2 runs failed: .*0: .*lower the batch size"):
+    with pytest.raises(ChildProcessError, match=r"1 of 2 runs failed: .*0: .*lower the batch size"):
         train_all(runs)
     assert_same_weights(whole[1], tmp_path / "1")
 
@@ -91,10 +93,16 @@ def test_differences():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups of POSIX")
-def test_ctrl_c(recipes, whole, tmp_path):
-    """All runs stop with a checkpoint; the same call goes on, to the same weights."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_ctrl_c(recipes, whole, tmp_path, killed):
+    """All runs stop with a checkpoint, also if the process that began them is killed.
+
+    The same call goes on, to the same weights.
+    """
     longer = [recipe.with_changes({"epochs": 30}) for recipe in recipes]
     runs = in_folders(longer, tmp_path)
+    waiting = in_folders([longer[0].with_changes({"seed": 2})], tmp_path / "waiting")
+    everything = {**runs, **waiting}
     script = tmp_path / "script.py"
     script.write_text(
         "import warnings; warnings.simplefilter('ignore')\n"
@@ -103,7 +111,7 @@ def test_ctrl_c(recipes, whole, tmp_path):
         "from topkit.train.several import Interrupted, train_all\n"
         "if __name__ == '__main__':\n"
         f"    runs = {{Path(folder): Recipe().with_changes(settings) for folder, settings in "
-        f"{[(str(folder), vars(recipe)) for folder, recipe in runs.items()]!r}}}\n"
+        f"{[(str(folder), vars(recipe)) for folder, recipe in everything.items()]!r}}}\n"
         "    try:\n"
         "        train_all(runs, at_once=2)\n"
         "    except Interrupted as stopped:\n"
@@ -117,10 +125,14 @@ def test_ctrl_c(recipes, whole, tmp_path):
         if all((run / "checkpoints" / "last.ckpt").exists() for run in runs):
             break
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert b"the same command goes on" in output
+    if killed:
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)  # the runs have its output, and end with it
+    assert killed or b"the same command goes on" in output
     assert not any((run / "result.json").exists() for run in runs)
+    assert not any(run.exists() for run in waiting)
     train_all(runs, at_once=2)
     for (run, recipe), number in zip(runs.items(), range(2), strict=True):
         train(recipe, tmp_path / f"whole-{number}")

@@ -109,25 +109,28 @@ def train_command(
     try:
         record = train(chosen, folder, resume=resume, console=console)
     except Interrupted as stopped:
-        console.print(f"{stopped} --run {folder}", highlight=False, soft_wrap=True)
+        console.print(f"{stopped} --run {folder}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if not record:  # of several processes the first one speaks
         return
     test = {average: list(values.values()) for average, values in record["test"].items()}
     console.print(accuracy_table(record["test"]["micro"], **test))
-    console.print(f"Saved in {folder}", highlight=False, soft_wrap=True)
+    console.print(f"Saved in {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
     """A recipe with the values of parameters that did best in short trials."""
-    from topkit.train.find import best, find_parameter, trials_table
+    from topkit.train.find import best, check_can_find, find_parameter, trials_table
     from topkit.train.trainer import Interrupted
 
+    for name in names:  # before any of them is trained
+        check_can_find(recipe, name)
     for name in names:
         try:
             trials = find_parameter(recipe, name, folder / "trials", console=console)
         except Interrupted:
-            console.print(f"stopped; go on by the same command with --run {folder}", soft_wrap=True)
+            said = f"stopped; go on by the same command with --run {folder}"
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(130) from None
         console.print(trials_table(name, recipe.k, trials))
         value = best(trials).value
@@ -159,8 +162,8 @@ def evaluate_command(
     for name, rows in record["superclasses"].items():
         table = Table(name, "samples", "top-1", f"top-{k}")
         for row in rows:
-            cells = (row["name"], str(row["samples"]), percent(row["top1"]), percent(row["topk"]))
-            table.add_row(*cells)
+            shares = (percent(row["top1"]), percent(row["topk"]))
+            table.add_row(escape(row["name"]), str(row["samples"]), *shares)
         console.print(table)
 
 
@@ -241,6 +244,45 @@ def demo(
     show_comparison(list(runs), folder / "report.html")
 
 
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[str | None, typer.Argument(help="of the experiment; none lists all")] = None,
+    preset: Annotated[
+        str,
+        typer.Option(help="paper: the papers' protocol; fast: ours for one GPU; smoke: seconds"),
+    ] = "fast",
+    data: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="for runs, record and figures (default: in runs/reproduce)")
+    ] = None,
+    at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 1,
+    show: Annotated[
+        Path | None, typer.Option(help="a record: its tables and figures, without training")
+    ] = None,
+    list: Annotated[bool, typer.Option("--list", help="list the experiments")] = False,
+) -> None:
+    """Repeat a table or figure of the papers; the same command goes on after an interruption."""
+    from topkit.reproduce import load_record
+    from topkit.reproduce.command import listing, run_experiment, show_record
+    from topkit.train.trainer import Interrupted
+
+    if show is not None:
+        show_record(load_record(show), folder or show.parent, console)
+    elif list or name is None:
+        console.print(listing())
+    else:
+        try:
+            run_experiment(
+                name, preset, data, folder or Path("runs/reproduce") / name, at_once, console
+            )
+        except Interrupted:
+            console.print("stopped; the same command goes on from there", highlight=False)
+            raise typer.Exit(130) from None
+        except ChildProcessError as failed:
+            console.print(str(failed), style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+
+
 def show_comparison(runs: list[Path], output: Path) -> None:
     """Print the table of a comparison, and write its page."""
     from topkit.report import write_report
@@ -257,7 +299,7 @@ def show_comparison(runs: list[Path], output: Path) -> None:
     console.print(table)
     console.print(" ".join(notes), markup=False, highlight=False)
     write_report(comparison, output)
-    console.print(f"Wrote {output}", highlight=False, soft_wrap=True)
+    console.print(f"Wrote {output}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -16,6 +16,16 @@ from topkit.data._extras import extra
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a file is an image by its name; hidden files are not, which some systems leave.
+
+    Example:
+        >>> is_image_name("Rosa.JPG"), is_image_name("._Rosa.JPG"), is_image_name("labels.txt")
+        (True, False, False)
+    """
+    return not name.startswith(".") and name.lower().endswith(SUFFIXES)
+
+
 class ImageFiles:
     """A sequence of RGB pictures, each read from its file when it is asked for.
 

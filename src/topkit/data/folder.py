@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from topkit.data.dataset import Dataset, Split
-from topkit.data.files import SUFFIXES, ImageFiles
+from topkit.data.files import SUFFIXES, ImageFiles, is_image_name
 
 NAMES = {
     "train": ("train", "images_train"),
@@ -101,7 +101,7 @@ def _read_split(folder: Path, classes: tuple[str, ...]) -> Split:
 
 def _image_files(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        files = [e.path for e in entries if e.name.lower().endswith(SUFFIXES)]
+        files = [e.path for e in entries if is_image_name(e.name)]
     if not files:
         raise ValueError(f"{folder} has no images ({', '.join(SUFFIXES)})")
     return sorted(files)

@@ -39,6 +39,7 @@ def styles(comparison: Comparison) -> list[Style]:
     chosen = []
     for group in comparison.groups:
         loss = group.settings["loss"]
+        loss = loss if loss in COLOURS else "smooth"  # other ways to evaluate it
         number = seen[loss] = seen.get(loss, -1) + 1
         marker = MARKERS[(list(COLOURS).index(loss) + number) % len(MARKERS)]
         chosen.append(Style(COLOURS[loss][0], DASHES[number % len(DASHES)], marker))

@@ -121,17 +121,39 @@ class EvaluationBatches:
 
     def __init__(self, images: Tensor, labels: Tensor, batch_size: int) -> None:
         self.images, self.labels, self.batch_size = images, labels, batch_size
+        self.share(0, 1, labels.device)
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
         """Take the part of process ``rank`` of so many, on its device."""
+        steps = shared_steps(len(self.labels), self.batch_size, rank, processes)
+        self.sizes = [len(step) for step in steps]
         self.images = self.images[rank::processes].to(device)
         self.labels = self.labels[rank::processes].to(device)
-        self.batch_size = max(1, self.batch_size // processes)
 
     def __len__(self) -> int:
-        return -(-len(self.labels) // self.batch_size)
+        return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        for begin in range(0, len(self.labels), self.batch_size):
-            end = begin + self.batch_size
-            yield self.images[begin:end], self.labels[begin:end]
+        parts = (torch.split(each, self.sizes) for each in (self.images, self.labels))
+        yield from zip(*parts, strict=True)
+
+
+def shared_steps(samples: int, batch_size: int, rank: int, processes: int) -> list[Tensor]:
+    """Indices of each batch of a process, as many batches for every process.
+
+    A network in pieces is gathered from all processes for each batch: one with a batch more than
+    the others would wait for them forever. So a batch may have one sample more than its share.
+
+    Example:
+        >>> [shared_steps(5, 4, rank, processes=2) for rank in range(2)]
+        [[tensor([0, 2, 4])], [tensor([1, 3])]]
+    """
+    if samples < processes > 1:
+        raise ValueError(
+            f"there are {samples} images to validate on for {processes} processes, which need one "
+            "each: hold out more, or take fewer devices"
+        )
+    each = max(1, batch_size // processes)
+    number = -(-(samples // processes) // each)
+    indices = torch.arange(samples)[rank::processes]
+    return list(indices.tensor_split(number)) if number else []

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from topkit.train.criterion import LOSSES
+from topkit.train.criterion import LOSSES, STUDY_LOSSES
 from topkit.train.finished import FinishedRun, NotFinished, read_run, shown
 from topkit.train.recipe import LOSS_OPTIONS
 from topkit.train.statistics import Difference, Estimate, difference, estimate, pooled
@@ -172,14 +172,15 @@ def training_data(group: Group) -> tuple[Any, ...]:
 def _check_test_set(runs: Sequence[FinishedRun]) -> None:
     found: dict[Any, list[FinishedRun]] = {}
     for run in runs:
-        key = (run.result["data"]["name"], run.classes, tuple(run.labels.tolist()))
+        name, labels = run.result["data"]["name"], tuple(run.labels.tolist())
+        key = (name, run.classes, labels, run.images)
         found.setdefault(key, []).append(run)
     if len(found) == 1:
         return
     described = [
         f"{', '.join(str(run.folder) for run in members)} ({name}, {len(classes)} classes, "
         f"{len(labels)} test images)"
-        for (name, classes, labels), members in found.items()
+        for (name, classes, labels, _), members in found.items()
     ]
     raise ValueError(
         "runs on different test sets cannot be compared; compare these each by themselves: "
@@ -200,7 +201,7 @@ def _grouped(runs: Iterable[FinishedRun]) -> tuple[tuple[Group, ...], list[str]]
             )
     groups = [Group(tuple(seeds[seed] for seed in sorted(seeds))) for seeds in members.values()]
     problems = [repr(training_data(group)) for group in groups]
-    losses = list(LOSSES)
+    losses = [*LOSSES, *STUDY_LOSSES]
 
     def place(group: Group) -> tuple[int, int]:
         return problems.index(repr(training_data(group))), losses.index(group.settings["loss"])

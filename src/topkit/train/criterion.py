@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import topkit
+from topkit.train import study_losses
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,22 @@ LOSSES = {
     ),
 }
 
+STUDY_LOSSES = {
+    name: LossInfo(make, about, ("tau",), gradient_is_one_in_k=True)
+    for name, make, about in (
+        ("study-summation", study_losses.SummationTopKLoss, "smooth, by summation in float32"),
+        ("study-published", study_losses.PublishedTopKLoss, "smooth, the published code"),
+        ("study-topkit", study_losses.CountedSmoothTopKLoss, "smooth, with the same counts"),
+    )
+}
+"""For ``topkit reproduce review``: other ways to evaluate a loss, which are not offered."""
+
 
 def loss_info(name: str) -> LossInfo:
     """The loss of that name, or an error that lists them all."""
-    if name in LOSSES:
-        return LOSSES[name]
+    known = {**LOSSES, **STUDY_LOSSES}
+    if name in known:
+        return known[name]
     listed = ", ".join(LOSSES)
     raise ValueError(f"unknown loss {name!r}.{did_you_mean(name, LOSSES)} There are: {listed}")
 

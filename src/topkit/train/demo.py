@@ -7,31 +7,31 @@ from pathlib import Path
 from topkit.train.recipe import Recipe
 
 LOSSES = ("cross-entropy", "smooth", "noised")
-SEEDS = (2, 3)
+SEEDS = (4, 5)
 
 PROBLEM = Recipe(
     data="glyphs",
     data_options={
-        "classes": 500,
+        "classes": 300,
         "per_class": 10,
-        "validation_per_class": 2,
+        "validation_per_class": 3,
         "test_per_class": 20,
-        "seed": 1,
+        "seed": 2,
     },
     noise=0.4,
     noise_kind="superclass",
     model="convnet",
     k=5,
-    epochs=30,
+    epochs=45,
     batch_size=128,
     border="edge",
     learning_rate=0.4,
 )
-"""500 characters, ten images of each, of whose labels 40 % are drawn again among five look-alikes.
+"""300 characters, ten images of each, of whose labels 40 % are drawn again among five look-alikes.
 
-Everything but the loss is the same for all. It was chosen with other seeds and images: the number
-of classes and images such that lists of five are not perfect, the learning rate by the accuracy of
-cross-entropy, among 0.05, 0.1, 0.2 and 0.4. The losses have their default parameters.
+Everything but the loss is the same for all; the losses have their default parameters. The problem
+was picked with other seeds and images, such that lists of five can go wrong, and the learning rate
+by the accuracy of cross-entropy, among 0.05, 0.1, 0.2 and 0.4.
 """
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from topkit.data import Dataset
+from topkit.data import Dataset, Split
 from topkit.functional import target_rank
 
 DETAILS = "details.json"
@@ -27,7 +28,7 @@ def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) ->
     Returns:
         ``classes``: their names; ``counts``: training images of each; ``labels``: of the test
         images; ``ranks``: how many classes have larger scores than the label, which tells for every
-        k whether a list holds it; ``epochs``.
+        k whether a list holds it; ``images``: a hash of them, if they are in memory; ``epochs``.
     """
     labels = dataset.test.labels.cpu()
     return {
@@ -35,8 +36,16 @@ def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) ->
         "counts": dataset.counts.tolist(),
         "labels": labels.tolist(),
         "ranks": target_rank(logits, labels).tolist(),
+        "images": digest(dataset.test),
         "epochs": epochs,
     }
+
+
+def digest(split: Split) -> str | None:
+    """A hash of images in memory, to tell other ones with the same labels."""
+    if not isinstance(split.images, Tensor):
+        return None
+    return blake2b(split.images.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def readable(names: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def train(
         recipe: all settings.
         run: a folder, new unless an interrupted run is continued there.
         resume: continue from the last checkpoint; the result is that of a run without interruption.
+            A finished run is left as it is.
         dataset: instead of the recipe's, as ``prepare_data`` would return it.
         console: where progress is shown; None for silence.
         callbacks: more of Lightning's.
@@ -67,10 +69,12 @@ def train(
     first = getattr(rank_zero_only, "rank", 0) == 0
     if first:
         check_run(recipe, run, resume)
+    if resume and (run / RESULT).exists():
+        return json.loads((run / RESULT).read_text()) if first else {}
     if dataset is None:
         dataset = prepare_data(recipe)
     signature = signature_of(recipe, dataset)
-    network = build_network(recipe, signature)
+    network = build_network(recipe, signature, pretrained=recipe.pretrained)
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
     validation = evaluation_batches(recipe, dataset.validation)
@@ -90,6 +94,7 @@ def train(
     if first:  # not before: whatever is wrong has been said by now
         if not resume:
             require_readable(dataset, worker_count(recipe))
+            (run / RESULT).unlink(missing_ok=True)
         run.mkdir(parents=True, exist_ok=True)
         recipe.save(run / RECIPE)
         signature.save(run / SIGNATURE)
@@ -102,10 +107,10 @@ def train(
     if last is not None:  # Lightning restores the loader in the middle of an epoch, not at its end
         epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
-    began = time.perf_counter()
+    module.began = time.perf_counter()
     with quiet(), how_to_go_on():
         trainer.fit(module, batches, validation, ckpt_path=last)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - module.began
     if not first:
         return {}
     network = build_network(recipe, signature).to(device)  # the trained one may be in pieces

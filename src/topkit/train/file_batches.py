@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from topkit.data import Pictures, generator
-from topkit.train.batches import Batch, ShuffledBatches
+from topkit.train.batches import Batch, ShuffledBatches, shared_steps
 
 Key = list[tuple[int, int]]
 """Of a batch: index and epoch of each picture."""
@@ -81,9 +81,7 @@ class FileEvaluationBatches:
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
         """Take the part of process ``rank`` of so many, for its device."""
-        indices = torch.arange(len(self.labels))[rank::processes]
-        each = max(1, self.batch_size // processes)
-        self.plan = Plan(list(torch.split(indices, each)) if len(indices) else [])
+        self.plan = Plan(shared_steps(len(self.labels), self.batch_size, rank, processes))
         workers = min(self.workers, len(self)) if len(self) > 1 else 0
         self.loader = make_loader(self.views, self.plan, workers, device)
 

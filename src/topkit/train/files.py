@@ -70,4 +70,4 @@ def find_checkpoint(path: Path, map_location: Any = "cpu") -> tuple[Path, dict[s
             return candidate, checkpoint
         except Exception as failure:  # whatever is wrong with it, the other may be right
             failures.append(f"{candidate.name}: {type(failure).__name__}: {failure}")
-    raise RuntimeError(f"no checkpoint in {path.parent} can be read: {'; '.join(failures)}")
+    raise OSError(f"no checkpoint in {path.parent} can be read: {'; '.join(failures)}")

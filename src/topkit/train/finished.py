@@ -20,6 +20,10 @@ NOT_COMPARED = ("seed", "workers")
 """Settings in which the runs of a group may differ: workers change no result."""
 
 
+SHOWN = ("epoch", "seconds", "versions", "hardware")
+"""Of a result, what reports show besides its accuracies."""
+
+
 class NotFinished(Exception):
     """There is no finished run, and this sentence says why."""
 
@@ -36,6 +40,7 @@ class FinishedRun:
         counts: training images of each class, (C).
         labels: of the test images, (N).
         ranks: how many classes have larger scores than the label, (N).
+        images: a hash of the test images, if they were in memory.
         epochs: what was logged in each.
     """
 
@@ -46,6 +51,7 @@ class FinishedRun:
     counts: Tensor
     labels: Tensor
     ranks: Tensor
+    images: str | None
     epochs: tuple[dict[str, float], ...]
 
     def accuracy(self, k: int, average: str = "micro") -> Tensor:
@@ -106,9 +112,11 @@ def read_run(folder: Path) -> FinishedRun:
             torch.tensor(details["counts"]),
             torch.tensor(details["labels"]),
             torch.tensor(details["ranks"]),
+            details.get("images"),
             tuple(details["epochs"]),
         )
         run.accuracy(run.recipe.k)
+        _ = result["data"]["name"], [result[name] for name in SHOWN]
     except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
         raise NotFinished(
             f"{folder} is broken: {type(error).__name__}: {error}; train it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,8 @@ class Classifier(L.LightningModule):
         self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
         self.epochs: list[dict[str, float]] = []
         """What was logged in each epoch."""
+        self.began = time.perf_counter()
+        """When training began; earlier by what it took before an interruption."""
         ks = tuple(dict.fromkeys((1, recipe.k)))
         self.monitored = f"validation/top{recipe.k}"
         self.accuracies = nn.ModuleDict(
@@ -106,10 +109,12 @@ class Classifier(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what was logged: Lightning deletes its log when a run is continued."""
         checkpoint["epochs"] = self.epochs
+        checkpoint["seconds"] = time.perf_counter() - self.began
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with it."""
-        self.epochs = checkpoint["epochs"]
+        self.epochs = checkpoint.get("epochs", [])
+        self.began = time.perf_counter() - checkpoint.get("seconds", 0.0)
 
     def on_validation_epoch_end(self) -> None:
         """Log the accuracies of the epoch."""

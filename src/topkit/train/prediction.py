@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topkit import LDAMLoss, SmoothTopKLoss, predict_topk
+from topkit import LDAMLoss, NoisedTopKLoss, SmoothTopKLoss, predict_topk
 from topkit.data import ImageFiles
 from topkit.data._extras import extra
-from topkit.data.files import SUFFIXES
+from topkit.data.files import SUFFIXES, is_image_name
 from topkit.train.criterion import build_loss, loss_info
 from topkit.train.engine import BEST, RECIPE, SIGNATURE, take_weights
 from topkit.train.evaluation import best_device
@@ -91,15 +91,15 @@ def meaning(recipe: Recipe, k: int) -> str:
 def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:
     """How :func:`topkit.predict_topk` makes probabilities of the scores that a loss has trained.
 
-    Cross-entropy trains a softmax, LDAM one of scaled scores; the smooth loss weighs lists by
-    exp(s / (kτ)). Other losses know no temperature: 1.
+    Cross-entropy trains a softmax, a loss for cosine scores one of scaled scores; the smooth loss
+    weighs lists by exp(s / (kτ)). Other losses know no temperature: 1.
     """
     criterion = build_loss(recipe.loss, recipe.k, torch.ones(classes), recipe.loss_options())
     average = "marginal" if loss_info(recipe.loss).takes_k else "softmax"
     temperature = 1.0
     if isinstance(criterion, SmoothTopKLoss):
         temperature = recipe.k * criterion.tau
-    elif isinstance(criterion, LDAMLoss):
+    elif isinstance(criterion, (LDAMLoss, NoisedTopKLoss)):
         temperature = 1 / criterion.scale
     return {"average": average, "temperature": temperature}
 
@@ -112,7 +112,8 @@ def image_files(paths: Iterable[str | PathLike[str]]) -> list[str]:
             raise FileNotFoundError(f"there is no image {path}")
         found = [path]
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.name.lower().endswith(SUFFIXES))
+            below = (p for p in path.rglob("*") if is_image_name(p.name))
+            found = sorted(p for p in below if not p.is_dir())
         if not found:
             raise FileNotFoundError(f"{path} has no images ({', '.join(SUFFIXES)})")
         files += map(str, found)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
@@ -42,6 +44,7 @@ class Recipe:
 
     model: str = setting("name of a network, see `topkit models`", "convnet")
     head: str = setting("last layer: linear, or cosine for margin losses", "linear")
+    pretrained: bool = setting("begin with weights of ImageNet, which are downloaded", False)
 
     loss: str = setting("name of a loss, see `topkit losses`", "smooth")
     k: int = setting("length of the list, of the loss and of the accuracy to choose by", 5)
@@ -170,8 +173,8 @@ def check_names(settings: Mapping[str, Any]) -> None:
 
 def _typed(name: str, value: Any) -> Any:
     """A value of YAML as the type of the setting: ``1e-3`` is a string there, ``1`` no float."""
-    expected = get_type_hints(Recipe)[name]
-    if value is None or isinstance(value, dict):
+    expected = _types()[name]
+    if value is None and NoneType in get_args(expected):
         return value
     if expected in (float, float | None):
         return _number(name, value, float)
@@ -181,15 +184,29 @@ def _typed(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be true or false, got {value!r}")
     if expected is str and not isinstance(value, str):
         raise ValueError(f"{name} must be a word, got {value!r}")
-    return tuple(value) if isinstance(value, list) else value
+    if name == "data_options" and not isinstance(value, dict):
+        raise ValueError(f"{name} must be options as `name: value`, got {value!r}")
+    if name == "milestones":
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{name} must be a list of numbers, got {value!r}")
+        return tuple(_number(name, share, float) for share in value)
+    return value
+
+
+@cache
+def _types() -> dict[str, Any]:
+    """The type of each setting, evaluated once."""
+    return get_type_hints(Recipe)
 
 
 def _number(name: str, value: Any, kind: type[float] | type[int]) -> float | int:
+    if kind is int and type(value) is int:  # a float would round a large one
+        return value
     try:
         number = float(value)
         if isinstance(value, bool) or (kind is int and number != int(number)):
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         what = "an integer" if kind is int else "a number"
         raise ValueError(f"{name} must be {what}, got {value!r}") from None
     return kind(number)

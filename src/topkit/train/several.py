@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Mapping
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from topkit._checks import check_count
 from topkit.train.engine import RECIPE, RESULT, train
 from topkit.train.progress import summary
 from topkit.train.recipe import Recipe, load_recipe
@@ -33,7 +37,11 @@ class News(NamedTuple):
 
 
 def train_all(
-    runs: Mapping[Path, Recipe], *, at_once: int = 1, console: Console | None = None
+    runs: Mapping[Path, Recipe],
+    *,
+    at_once: int = 1,
+    console: Console | None = None,
+    finished: Callable[[Path], object] = lambda folder: None,
 ) -> None:
     """Train by each recipe, in processes of their own.
 
@@ -44,7 +52,9 @@ def train_all(
         runs: recipes by folder.
         at_once: how many runs train at the same time; they share the cores.
         console: where progress is shown; None for silence.
+        finished: called with the folder of each run that was trained, when it ends.
     """
+    check_count("at_once", at_once)
     left = {folder: recipe for folder, recipe in runs.items() if not is_finished(folder, recipe)}
     if console is not None and len(left) < len(runs):
         console.print(f"{len(runs) - len(left)} of {len(runs)} runs are finished already.")
@@ -57,7 +67,7 @@ def train_all(
     names = dict(zip(left, differences(list(left.values())), strict=True))
     try:
         futures = {pool.submit(_train, recipe, folder): folder for folder, recipe in left.items()}
-        failed = _follow(futures, names, queue, console)
+        failed = _follow(futures, names, queue, console, finished)
     except KeyboardInterrupt:
         pool.shutdown(wait=True, cancel_futures=True)
         raise Interrupted("stopped; the same command goes on from there") from None
@@ -67,7 +77,7 @@ def train_all(
         raise Interrupted("stopped; the same command goes on from there")
     if failed:
         said = "; ".join(f"{folder}: {error}" for folder, error in failed.items())
-        raise RuntimeError(f"{len(failed)} of {len(runs)} runs failed: {said}")
+        raise ChildProcessError(f"{len(failed)} of {len(runs)} runs failed: {said}")
 
 
 def is_finished(folder: Path, recipe: Recipe) -> bool:
@@ -119,17 +129,44 @@ class _Tell(Callback):
 
 _queue: Any = None
 """Of a process that trains: where it says how far it is."""
+_stopped = False
+"""Of a process that trains: whether Ctrl-C came, after which it begins no other run."""
+_idle = threading.Event()
+"""Of a process that trains: between runs."""
+_idle.set()
 
 
 def _begin(queue: Any, threads: int) -> None:
     global _queue
     _queue = queue
     torch.set_num_threads(threads)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+
+
+def _stop_with_parent() -> None:
+    """Stop as by Ctrl-C when the process that began this one is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    if not _idle.is_set():
+        os.kill(os.getpid(), signal.SIGINT)
+    _idle.wait()
+    os._exit(1)  # nobody is left to hand out another run, nor to read what is in the queue
 
 
 def _train(recipe: Recipe, folder: Path) -> None:
+    global _stopped
+    if _stopped:  # the pool hands out a run more than it trains, and cannot take it back
+        raise Interrupted("not begun")
     resume = (folder / RECIPE).exists()
-    train(recipe, folder, resume=resume, callbacks=[_Tell(folder, recipe)])
+    _idle.clear()
+    try:
+        train(recipe, folder, resume=resume, callbacks=[_Tell(folder, recipe)])
+    except (Interrupted, KeyboardInterrupt):
+        _stopped = True
+        raise
+    finally:
+        _idle.set()
 
 
 def _follow(
@@ -137,6 +174,7 @@ def _follow(
     names: Mapping[Path, str],
     queue: Any,
     console: Console | None,
+    finished: Callable[[Path], object],
 ) -> dict[Path, BaseException]:
     """Show how far runs are until all have ended; return what went wrong."""
     failed: dict[Path, BaseException] = {}
@@ -164,7 +202,9 @@ def _follow(
                 folder = futures[future]
                 if (error := future.exception()) is not None:
                     failed[folder] = error
-                elif console is not None:
+                    continue
+                finished(folder)
+                if console is not None:
                     bar.update(tasks[str(folder)], completed=1.0)
                     rest = len(pending)
                     console.print(f"{names[folder]}: {result_line(folder)}  ({rest} to go)")

@@ -78,12 +78,13 @@ def normalization(split: Split, channels: int) -> Normalize:
     return Normalize(mean, std) if channels == 3 else Normalize(mean.mean()[None], std.mean()[None])
 
 
-def build_network(recipe: Recipe, signature: Signature) -> nn.Module:
+def build_network(recipe: Recipe, signature: Signature, *, pretrained: bool = False) -> nn.Module:
     """The recipe's network, from bytes to logits; its weights depend on the seed alone.
 
-    Channels last is the fastest order of them in memory, on CPUs and GPUs.
+    Channels last is the fastest order of them in memory, on CPUs and GPUs. Weights of ImageNet are
+    for the beginning of training alone: who loads a checkpoint needs none.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         network = models.build(
             recipe.model,
@@ -91,6 +92,7 @@ def build_network(recipe: Recipe, signature: Signature) -> nn.Module:
             channels=signature.channels,
             image_size=None if signature.resize is None else signature.height,
             head=recipe.head,
+            pretrained=pretrained,
         )
     whole = nn.Sequential(Normalize(signature.mean, signature.std), network)
     return whole.to(memory_format=torch.channels_last)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
@@ -60,6 +60,21 @@ class Interrupted(Exception):
     """Training was asked to stop, and a checkpoint was written."""
 
 
+class Best(ModelCheckpoint):
+    """The best checkpoint, also of a run that is continued in another folder than it began in."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there; Lightning would forget the best where the folder is another."""
+        folder = Path(str(self.dirpath))
+        moved = {str(folder / Path(p).name): v for p, v in state_dict["best_k_models"].items()}
+        paths = {
+            name: state_dict[name] and str(folder / Path(state_dict[name]).name)
+            for name in ("best_model_path", "kth_best_model_path")
+        }
+        here = {"dirpath": self.dirpath, "best_k_models": moved, **paths}
+        super().load_state_dict({**state_dict, **here})
+
+
 class WithinEpochs(ModelCheckpoint):
     """Checkpoints by the clock, but not between the last step of an epoch and its validation."""
 
@@ -72,8 +87,9 @@ class WithinEpochs(ModelCheckpoint):
 class StopAfterStep(Callback):
     """On Ctrl-C or a termination signal: finish the step, write a checkpoint, and end.
 
-    After the last step of an epoch its validation comes first, and one step more: a run that is
-    continued between the two would have no validation of that epoch. A second Ctrl-C ends at once.
+    After the last step of an epoch its validation comes first, and the checkpoint that follows it:
+    a run that is continued between the two would have no validation of that epoch. A signal to one
+    of several processes ends all, after the same step. A second Ctrl-C ends at once.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -87,17 +103,29 @@ class StopAfterStep(Callback):
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.before[number] = signal.signal(number, self._ask)
 
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop here if that was asked for: the epoch before has left a checkpoint."""
+        if self._agreed(trainer):
+            self._stop(trainer)
+
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Stop here if that was asked for."""
-        if self.asked and not trainer.is_last_batch:
+        if not trainer.is_last_batch and self._agreed(trainer):
             trainer.save_checkpoint(self.checkpoint)
-            raise Interrupted(f"stopped after step {trainer.global_step}; continue with --resume")
+            self._stop(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before = {}
+
+    def _agreed(self, trainer: L.Trainer) -> bool:
+        """Whether any process was asked: one that stopped alone would leave the others waiting."""
+        return trainer.strategy.reduce_boolean_decision(self.asked, all=False)
+
+    def _stop(self, trainer: L.Trainer) -> NoReturn:
+        raise Interrupted(f"stopped after step {trainer.global_step}; continue with --resume")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
@@ -114,9 +142,7 @@ def make_trainer(
 ) -> L.Trainer:
     """A trainer that logs to ``run``, and keeps the best and the last checkpoint there."""
     folder = run / "checkpoints"
-    best = ModelCheckpoint(
-        folder, "best", monitor=module.monitored, mode="max", enable_version_counter=False
-    )
+    best = Best(folder, "best", monitor=module.monitored, mode="max", enable_version_counter=False)
     last = WithinEpochs(
         folder, "last", monitor=None, train_time_interval=KEEP_EVERY, enable_version_counter=False
     )

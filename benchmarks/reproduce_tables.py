@@ -1,0 +1,93 @@
+"""The papers' experiments, from records of ``topkit reproduce`` in ``results/reproduce``."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.environment import RESULTS, ROOT
+from benchmarks.markdown import table
+from topkit.reproduce import EXPERIMENTS, Experiment, load_record
+from topkit.reproduce.experiment import record_path
+from topkit.reproduce.training import TrainingExperiment
+from topkit.train.finished import shown
+from topkit.train.recipe import Recipe
+
+Record = dict[str, Any]
+
+RECORDS = RESULTS / "reproduce"
+IMAGES = ROOT / "docs" / "images" / "reproduce"
+PRESETS = ("paper", "fast")
+NOT_RUN = "Not run yet."
+
+
+def tables() -> Iterator[tuple[str, str]]:
+    """The text of every experiment, by the name of its pair of comments."""
+    yield "reproduce", overview()
+    for name, experiment in EXPERIMENTS.items():
+        yield f"reproduce-{name}", text(experiment)
+
+
+def records(experiment: Experiment) -> list[Record]:
+    paths = [record_path(RECORDS, experiment.name, preset) for preset in PRESETS]
+    return [load_record(path) for path in paths if path.exists()]
+
+
+def overview() -> str:
+    """A line an experiment: what it repeats, and how much of it was run."""
+    rows = []
+    for name, experiment in EXPERIMENTS.items():
+        found = "; ".join(map(state, records(experiment))) or "not run"
+        rows.append((f"`{name}`", "; ".join(experiment.papers), found))
+    return table(("experiment", "what it repeats", "state"), rows)
+
+
+def state(record: Record) -> str:
+    done = len(record["rows"])
+    return f"{record['preset']}: {done} of {done + len(record['not_run'])}"
+
+
+def text(experiment: Experiment) -> str:
+    """Tables and figures of all records; without one, the papers' numbers alone."""
+    parts = []
+    for record in records(experiment):
+        parts += [made_by(record), *map(markdown, experiment.show(record))]
+        drawn = [path for path in experiment.draw(record, IMAGES) if path.suffix == ".svg"]
+        parts += [f"![{path.stem}](images/reproduce/{path.name})" for path in drawn]
+    if not parts:
+        parts = [NOT_RUN]
+        if isinstance(experiment, TrainingExperiment):
+            parts += map(markdown, experiment.show(experiment.begin("fast")))
+    return "\n\n".join(parts)
+
+
+def made_by(record: Record) -> str:
+    """Protocol, hardware, versions and commit, in a paragraph."""
+    usual = asdict(Recipe())
+    said = [
+        f"{name} {shown(value)}"
+        for name, value in record["protocol"].items()
+        if value != usual.get(name) and not isinstance(value, dict)
+    ]
+    where = f"{record['hardware']}, torch {record['versions']['torch']}"
+    return (
+        f"Preset `{record['preset']}` ({', '.join(said)}); {where}, commit {record['commit']}."
+        + (f" {len(record['not_run'])} parts are not run." if record["not_run"] else "")
+    )
+
+
+def markdown(shown_table: Table) -> str:
+    """A table for a terminal, for a page."""
+    head = [cell(column.header) for column in shown_table.columns]
+    rows = zip(*(map(cell, column.cells) for column in shown_table.columns), strict=True)
+    parts = [table(head, rows)]
+    if shown_table.title:
+        parts.insert(0, f"**{shown_table.title}**")
+    if shown_table.caption:
+        parts.append(str(shown_table.caption))
+    return "\n\n".join(parts)
+
+
+def cell(content: object) -> str:
+    return str(content).replace("|", "\\|").replace("\n", "<br>")

@@ -1,0 +1,73 @@
+"""What ``topkit reproduce`` does."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from topkit.reproduce import EXPERIMENTS, PRESETS, Experiment, load_record
+from topkit.reproduce.experiment import Record, record_path
+from topkit.train.criterion import did_you_mean
+from topkit.train.trainer import Interrupted
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name, or an error that lists them all.
+
+    Example:
+        >>> experiment("cifar100-noize")
+        Traceback (most recent call last):
+        ...
+        ValueError: there is no experiment 'cifar100-noize'. Did you mean 'cifar100-noise'? ...
+    """
+    if name in EXPERIMENTS:
+        return EXPERIMENTS[name]
+    listed = ", ".join(EXPERIMENTS)
+    hint = did_you_mean(name, EXPERIMENTS)
+    raise ValueError(f"there is no experiment {name!r}.{hint} There are: {listed}")
+
+
+def listing() -> Table:
+    """All experiments, with a line on each."""
+    table = Table("experiment", "about", "repeats")
+    for name, each in EXPERIMENTS.items():
+        table.add_row(name, escape(each.title), escape("; ".join(each.papers)))
+    return table
+
+
+def run_experiment(
+    name: str, preset: str, data: Path | None, folder: Path, at_once: int, console: Console
+) -> None:
+    """Run what is left of an experiment, and show its record; also if only a part was run."""
+    chosen = experiment(name)
+    if preset not in PRESETS:
+        raise ValueError(f"the preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    if at_once < 1:
+        raise ValueError(f"at least one run trains at a time, got --at-once {at_once}")
+    path = record_path(folder, name, preset)
+    try:
+        record = chosen.run(preset, data, folder, at_once, console)
+    except (Interrupted, ChildProcessError):
+        if path.exists():
+            show_record(load_record(path), folder, console)
+        raise
+    show_record(record, folder, console)
+    console.print(f"Saved in {path}", highlight=False, soft_wrap=True)
+
+
+def show_record(record: Record, folder: Path, console: Console) -> None:
+    """Print the tables of a record, and draw its figures in a folder."""
+    chosen = experiment(record["experiment"])
+    for table in chosen.show(record):
+        console.print(table)
+    if record["not_run"]:
+        console.print(f"{len(record['not_run'])} parts are not run.", highlight=False)
+    if find_spec("matplotlib") is None:
+        console.print("No figures: they need pip install matplotlib.", highlight=False)
+        return
+    for path in chosen.draw(record, folder):
+        console.print(f"Drew {path}", highlight=False, soft_wrap=True)

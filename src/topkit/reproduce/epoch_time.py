@@ -1,0 +1,150 @@
+"""Time of an epoch by K, Garcin et al. (2022), Figure 3; "10 % longer", Berrada et al. (2018)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from rich.table import Table
+
+from topkit import functional
+from topkit.reproduce.experiment import (
+    Experiment,
+    Record,
+    load_record,
+    new_record,
+    record_path,
+    save_record,
+)
+from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
+from topkit.train.study_losses import PublishedTopKLoss, published_is_installed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SETTINGS = {
+    "paper": Setting("densenet40-40-bc", batch=64, images=45_000, classes=100, rounds=3),
+    "fast": Setting(
+        "resnet18-small",
+        batch=256,
+        images=12_800,
+        classes=100,
+        precision="bf16-mixed",
+        compile=True,
+        rounds=9,
+    ),
+    "smoke": Setting("convnet", batch=4, images=8, classes=100, size=16, rounds=2),
+}
+LENGTHS = {"paper": (1, 3, 5, 10, 20, 50), "fast": (1, 3, 5, 10, 20, 50), "smoke": (1, 5)}
+BASE, PUBLISHED = "cross-entropy", "smooth, published"
+GOAL = 0.01
+"""The goal: at most so much longer than with cross-entropy."""
+PAPERS = {
+    (BASE, 5): 65.0,
+    (PUBLISHED, 5): 81.0,
+    ("noised, B = 3", 5): 68.0,
+    (PUBLISHED, 10): 90.0,
+    ("noised, B = 3", 10): 60.0,
+}
+"""Seconds an epoch in the text of Garcin et al. (2022), section 4.3."""
+
+
+class EpochTime(Experiment):
+    """Epochs with each loss and K, beside epochs with cross-entropy."""
+
+    name = "epoch-time"
+    title = "time of a training epoch by K, all losses beside cross-entropy"
+    papers = ("Garcin 2022, Figure 3", "Berrada 2018, section 5.2 (10 % longer)")
+
+    def run(
+        self,
+        preset: str,
+        data: Path | None,
+        folder: Path,
+        at_once: int,
+        console: Console | None,
+    ) -> Record:
+        """Time all losses in one process; a record that is there already stays."""
+        setting, path = SETTINGS[preset], record_path(folder, self.name, preset)
+        if path.exists():
+            if console is not None:
+                console.print(f"{path} is kept: remove it to measure again.", highlight=False)
+            return load_record(path)
+        losses, left_out = candidates(LENGTHS[preset])
+        if console is not None:
+            console.print(f"{len(losses)} losses in turn, {setting.rounds} epochs with each.")
+        protocol = {
+            **asdict(setting),
+            "what": "seconds of an epoch of training steps on random images that lie on the "
+            "device, without loading and validation; losses in turn, in changing order; medians "
+            "over rounds, ratios to cross-entropy of the same round",
+            "goal": f"at most {GOAL:.0%} longer than cross-entropy",
+        }
+        record = new_record(self.name, preset, protocol)
+        seconds = epoch_seconds(setting, {f"{name}, K = {k}": f for (name, k), f in losses.items()})
+        base = [seconds[f"{BASE}, K = {k}"] for k in LENGTHS[preset]]
+        for name, k in losses:
+            found = seconds[f"{name}, K = {k}"]
+            row = {"loss": name, "k": k, "seconds": round(median(found), 5)}
+            row |= {"ratio": round(ratio(found, base), 4), "rounds": [round(s, 5) for s in found]}
+            record["rows"].append(row)
+        record["not_run"] = left_out
+        save_record(record, folder)
+        return record
+
+    def show(self, record: Record) -> list[Table]:
+        """Times beside cross-entropy's, and seconds of the paper."""
+        lengths = sorted({row["k"] for row in record["rows"]})
+        found = {(row["loss"], row["k"]): row for row in record["rows"]}
+        titles = [f"K = {k}" for k in lengths]
+        ours = Table("epoch, change against cross-entropy", *titles, title=self.title)
+        paper = Table("Garcin 2022, seconds an epoch", *titles)
+        for name in dict.fromkeys(name for name, _ in found):
+            ours.add_row(name, *(change(found[name, k]) for k in lengths))
+        for name in dict.fromkeys(name for name, _ in PAPERS):
+            cells = [PAPERS.get((name, k)) for k in lengths]
+            paper.add_row(name, *("–" if each is None else f"{each:g}" for each in cells))
+        seconds = found[BASE, lengths[0]]["seconds"]
+        goal = record["protocol"]["goal"]
+        left = "".join(f" Not run: {said}." for said in record["not_run"])
+        ours.caption = f"Cross-entropy: {seconds:.4g} s. Goal: {goal}.{left}"
+        return [ours, paper]
+
+    def draw(self, record: Record, folder: Path) -> list[Path]:
+        """Time against K."""
+        from topkit.reproduce.time_figures import draw_epochs
+
+        return draw_epochs(record, folder)
+
+
+def candidates(lengths: tuple[int, ...]) -> tuple[dict[tuple[str, int], Loss], list[str]]:
+    """Losses by name and K, and what is left out.
+
+    Cross-entropy is there for every K, although it has none: these say how exact the times are.
+    """
+    noised = functional.noised_topk_loss
+    found: dict[tuple[str, int], Loss] = {}
+    for k in lengths:
+        found[BASE, k] = F.cross_entropy
+        found["smooth", k] = partial(functional.smooth_topk_loss, k=k)
+        for samples in (3, 10):
+            found[f"noised, B = {samples}", k] = partial(noised, k=k, epsilon=0.2, samples=samples)
+        found["noised, exact", k] = partial(noised, k=k, epsilon=0.2, samples=None)
+        if published_is_installed():
+            found[PUBLISHED, k] = PublishedTopKLoss(k)
+    left_out = [] if published_is_installed() else [f"{PUBLISHED}: difftopk is not installed"]
+    return found, left_out
+
+
+def change(row: Record) -> str:
+    """How much longer an epoch takes.
+
+    Example:
+        >>> change({"ratio": 1.0123})
+        '+1.2 %'
+    """
+    return f"{100 * (row['ratio'] - 1):+.1f} %"

@@ -1,0 +1,168 @@
+"""What an experiment of the papers is, and the record that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import topkit
+from topkit._files import write_whole
+from topkit.train.details import hardware
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PRESETS = ("paper", "fast", "smoke")
+RECORD = ("experiment", "preset", "protocol", "rows", "not_run", "versions", "hardware", "commit")
+"""What every record has."""
+Record = dict[str, Any]
+
+
+class Experiment(ABC):
+    """One experiment, by the name of the command line."""
+
+    name: str
+    title: str
+    """One line."""
+    papers: tuple[str, ...]
+    """What it repeats, for example "Berrada 2018, Table 1"."""
+
+    @abstractmethod
+    def run(
+        self,
+        preset: str,
+        data: Path | None,
+        folder: Path,
+        at_once: int,
+        console: Console | None,
+    ) -> Record:
+        """Run what has not been run in that folder yet, and save the record with each part of it.
+
+        Args:
+            preset: one of ``PRESETS``.
+            data: where the data set is; None if the experiment needs none.
+            folder: for runs and the record; it may hold some of a run that was interrupted.
+            at_once: runs that train at the same time.
+            console: where progress is shown; None for silence.
+
+        Returns:
+            The record, as :func:`new_record` begins it.
+        """
+
+    @abstractmethod
+    def show(self, record: Record) -> list[Table]:
+        """Tables of a record, the papers' numbers beside."""
+
+    @abstractmethod
+    def draw(self, record: Record, folder: Path) -> list[Path]:
+        """Draw the figures of a record as SVG and PNG files in that folder; returns their paths."""
+
+
+def new_record(experiment: str, preset: str, protocol: Mapping[str, Any]) -> Record:
+    """A record with its versions, hardware and commit, and no rows yet.
+
+    Args:
+        experiment: its name.
+        preset: one of ``PRESETS``.
+        protocol: settings that all rows share, in JSON's types.
+
+    Example:
+        >>> list(new_record("level-sets", "smoke", {"k": 1})) == list(RECORD)
+        True
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        "experiment": experiment,
+        "preset": preset,
+        "protocol": dict(protocol),
+        "rows": [],
+        "not_run": [],
+        "versions": versions(),
+        "hardware": hardware(device),
+        "commit": commit(),
+    }
+
+
+def record_path(folder: Path, experiment: str, preset: str) -> Path:
+    """Where a record is saved."""
+    return folder / f"{experiment}-{preset}.json"
+
+
+def save_record(record: Record, folder: Path) -> Path:
+    """Write a record; the one before is replaced when the new one is whole."""
+    path = record_path(folder, record["experiment"], record["preset"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(as_text(record).encode()))
+    return path
+
+
+def as_text(record: Record) -> str:
+    r"""JSON with a line for each row, so that a change of one is a change of one line.
+
+    Example:
+        >>> as_text({"preset": "fast", "rows": [{"seed": 0}, {"seed": 1}]})
+        '{\n"preset": "fast",\n"rows": [\n {"seed": 0},\n {"seed": 1}\n]\n}\n'
+    """
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    parts = []
+    for key, value in record.items():
+        rows = isinstance(value, list) and value
+        text = "[\n " + ",\n ".join(map(line, value)) + "\n]" if rows else line(value)
+        parts.append(f"{line(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def load_record(path: Path) -> Record:
+    """Read a record, or say what is wrong with the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no record {path}")
+    try:
+        record = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    lacking = [key for key in RECORD if not isinstance(record, dict) or key not in record]
+    if lacking:
+        raise ValueError(f"{path} is no record of topkit reproduce: it lacks {', '.join(lacking)}")
+    return dict(record)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that make the numbers."""
+    found = {"python": python_version(), "topkit": topkit.__version__, "torch": torch.__version__}
+    for package in ("lightning", "torchvision", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """TOPKIT_COMMIT if it is set; else that of the checkout, marked if its code was changed."""
+    if given := os.environ.get("TOPKIT_COMMIT"):
+        return given
+    root = Path(topkit.__file__).parents[2]
+    if shutil.which("git") is None or not (root / ".git").exists():
+        return "unknown"
+
+    def git(*arguments: str) -> str:
+        run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+        return run.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + "+changes" * bool(
+        git("status", "--porcelain", "--", "src")
+    )

@@ -1,0 +1,165 @@
+"""Figures of a record: metrics against a setting with the papers' points, and curves by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from topkit.report.colours import COLOURS, MARKERS
+from topkit.report.svg import SETTINGS
+from topkit.reproduce.cells import METHOD, Results, named
+from topkit.reproduce.experiment import Record
+from topkit.reproduce.metrics import GRADIENT, NON_ZERO
+from topkit.reproduce.plan import Plan, Settings
+from topkit.reproduce.tables import named_axis, title_of
+from topkit.train.statistics import Estimate, estimate
+
+SIZE = (6.4, 3.8)
+FORMATS = ("svg", "png")
+LOOK = {**SETTINGS, "grid.color": "#d9dce1"}
+EVEN = 20
+"""Places whose largest gap is this many times the smallest one are drawn at even distances."""
+
+
+def draw_figures(plan: Plan, record: Record, folder: Path) -> list[Path]:
+    """Draw all figures for which there is a run; returns the files."""
+    results = Results(plan, record)
+    files = []
+    for part in plan.figures:
+        with matplotlib.rc_context(LOOK):
+            figure = _curves(results, part) if "curve" in part else _against(results, part)
+        if figure is not None:
+            files += save(figure, folder, f"{plan.name}-{part['file']}")
+    return files
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure in all formats; the same figure makes the same file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{each}" for each in FORMATS]
+    with matplotlib.rc_context({**LOOK, "svg.hashsalt": name}):
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(path, dpi=150, metadata=metadata)
+    return paths
+
+
+def _against(results: Results, part: Settings) -> Figure | None:
+    """A metric against a setting; hollow points are the papers'."""
+    axis, metric = part["x"], part["metric"]
+    by_method = axis != METHOD
+    lines = results.values(METHOD, part) if by_method else [part["title"]]
+    values = results.values(axis, part)
+    place = places(values)
+    figure, axes = _axes(part["title"], named_axis(axis), _unit(metric))
+    drawn = False
+    for line, look in zip(lines, _looks(results.plan, lines), strict=True):
+        ours, papers = [], []
+        for value in values:
+            where = {**part.get("where", {}), axis: value, **({METHOD: line} if by_method else {})}
+            cell = results.cell(where, metric)
+            if cell.ours is not None:
+                ours.append((place[value], cell.ours))
+            papers += [(place[value], number.value) for number in cell.papers]
+        drawn = drawn or bool(ours)
+        _line(axes, ours, str(line) if by_method else "ours", look)
+        if papers:
+            _published(axes, papers, f"{line}, published" if by_method else "published", look)
+    if list(place.values()) != values:
+        axes.set_xticks(list(place.values()), [named(value) for value in values])
+    return _finished(figure, axes) if drawn else None
+
+
+def _curves(results: Results, part: Settings) -> Figure | None:
+    """What was logged in each epoch, a line for each method."""
+    name = part["curve"]
+    lines = results.values(METHOD, part)
+    unit = "% of scores" if name == GRADIENT else "%"
+    figure, axes = _axes(part["title"], "epoch", unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    drawn = False
+    for line, look in zip(lines, _looks(results.plan, lines), strict=True):
+        rows = results.rows({**part.get("where", {}), METHOD: line})
+        curves = [
+            row[GRADIENT] if name == GRADIENT else row["curves"].get(name, []) for row in rows
+        ]
+        points = [
+            (epoch, estimate([100 * share for share in shares]))
+            for epoch, shares in enumerate(zip(*curves, strict=False), start=1)
+        ]
+        drawn = drawn or bool(points)
+        _line(axes, points, str(line), {**look, "marker": ""})
+    return _finished(figure, axes) if drawn else None
+
+
+def places(values: Sequence[object]) -> dict[object, float]:
+    """Where values are on an axis: at their own place, or evenly where that would crowd them.
+
+    Example:
+        >>> places([0.0, 0.2, 0.4]), places([0.0, 0.001, 1.0]), places([64, None])
+        ({0.0: 0.0, 0.2: 0.2, 0.4: 0.4}, {0.0: 0.0, 0.001: 1.0, 1.0: 2.0}, {64: 0.0, None: 1.0})
+    """
+    numbers = [each for each in values if isinstance(each, (int, float))]
+    gaps = [later - sooner for sooner, later in pairwise(numbers)]
+    if len(numbers) == len(values) and (not gaps or max(gaps) < EVEN * min(gaps)):
+        return {value: float(value) for value in numbers}
+    return {value: float(number) for number, value in enumerate(values)}
+
+
+def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
+    """By loss, as in reports, the second of a loss dashed; from dark to light if it is one loss."""
+    losses = [plan.methods.get(str(line), {}).get("loss") for line in lines]
+    markers = [MARKERS[number % len(MARKERS)] for number in range(len(lines))]
+    if len(set(losses)) < len(losses) - 1 or not set(losses) <= set(COLOURS):
+        shades = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(lines)).numpy())
+        return [{"color": c, "marker": m} for c, m in zip(shades, markers, strict=True)]
+    dashes = ["--" if loss in losses[:number] else "-" for number, loss in enumerate(losses)]
+    return [
+        {"color": COLOURS[str(loss)][0], "linestyle": dash, "marker": marker}
+        for loss, dash, marker in zip(losses, dashes, markers, strict=True)
+    ]
+
+
+def _axes(title: str, horizontal: str, vertical: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=horizontal, ylabel=vertical)
+    axes.set_title(title, fontsize=10)
+    return figure, axes
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], label: str, look: Any) -> None:
+    """Means, with a band of one deviation to both sides."""
+    if not points:
+        return
+    x = [place for place, _ in points]
+    middle = [each.mean for _, each in points]
+    spread = [each.std or 0.0 for _, each in points]
+    axes.plot(x, middle, label=label, **look)
+    if any(spread):
+        low = [m - s for m, s in zip(middle, spread, strict=True)]
+        high = [m + s for m, s in zip(middle, spread, strict=True)]
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _published(axes: Axes, points: list[tuple[float, float]], label: str, look: Any) -> None:
+    x, y = zip(*points, strict=True)
+    edge = {"edgecolors": look["color"], "marker": look["marker"]}
+    axes.scatter(x, y, s=34, facecolors="none", label=label, zorder=3, **edge)
+
+
+def _unit(metric: str) -> str:
+    return "scores" if metric == NON_ZERO else f"{title_of(metric)}, %"
+
+
+def _finished(figure: Figure, axes: Axes) -> Figure:
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

@@ -1,0 +1,66 @@
+"""Numbers of a row of a record, by names such as "test macro top-5"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+GRADIENT = "gradient"
+NON_ZERO = "non-zero gradients"
+"""Scores whose gradient is not 0 in the first epoch, mean over its images."""
+
+
+class Metric(NamedTuple):
+    """What is measured."""
+
+    what: str
+    """"test", "ten-crop", "validation" (the best epoch), "training" (the last one) or ``NON_ZERO``.
+    """
+    average: str = "micro"
+    k: int | None = None
+    """Length of the list; None for that of the run."""
+
+
+def parse_metric(text: str) -> Metric:
+    """A metric from its name.
+
+    Example:
+        >>> parse_metric("test macro top-5")
+        Metric(what='test', average='macro', k=5)
+        >>> parse_metric("validation top-k")
+        Metric(what='validation', average='micro', k=None)
+    """
+    if text == NON_ZERO:
+        return Metric(NON_ZERO)
+    found = re.fullmatch(r"(test|ten-crop|validation|training)( macro)? top-(k|\d+)", str(text))
+    if found is None or (found[2] and found[1] != "test"):
+        raise ValueError(
+            f"unknown metric {text!r}: there are 'test top-5', 'test macro top-5', 'ten-crop "
+            f"top-5', 'validation top-5', 'training top-5', each also with top-k, and {NON_ZERO!r}"
+        )
+    k = None if found[3] == "k" else int(found[3])
+    return Metric(found[1], (found[2] or "micro").strip(), k)
+
+
+def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
+    """A metric of a row, accuracies in percent; None if it was not measured.
+
+    Args:
+        row: of a record.
+        k: length of the list in the recipe of the row.
+        name: of the metric.
+    """
+    metric = parse_metric(name)
+    if metric.what == NON_ZERO:
+        return row["gradient"][0] * row["classes"] if row["gradient"] else None
+    length = metric.k or k
+    share: float | None
+    if metric.what == "test":
+        shares = row["test"][metric.average]
+        share = shares[length - 1] if length <= len(shares) else None
+    elif metric.what == "ten-crop":
+        share = row["views"]["marginal"] if "views" in row and length == k else None
+    else:
+        share = row[metric.what].get(str(length))
+    return None if share is None else 100 * share

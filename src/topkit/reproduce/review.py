@@ -1,0 +1,157 @@
+"""The review of Berrada et al. (2018): what do standard methods give, in training?
+
+Rows whose loss or gradient is not finite are left out of the step and counted, see
+:mod:`topkit.train.study_losses`. That is kinder than what the paper expects, weights that
+diverge: the number of the first such step says where training would have ended without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from topkit.reproduce.cells import named
+from topkit.reproduce.experiment import Record, save_record
+from topkit.reproduce.grid import Planned, planned_runs
+from topkit.reproduce.plan import Plan
+from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
+from topkit.reproduce.training import TrainingExperiment, fill
+from topkit.train.criterion import build_loss
+from topkit.train.engine import LAST, resumable
+from topkit.train.files import load_checkpoint
+from topkit.train.recipe import Recipe
+from topkit.train.study_losses import COUNTS, CountedLoss, published_is_installed
+
+PUBLISHED, BASE = "published", "cross-entropy"
+TIMED: dict[str, dict[str, int]] = {
+    "paper": {"images": 6_400, "rounds": 5},
+    "fast": {"images": 12_800, "rounds": 9},
+    "smoke": {"images": 8, "batch": 4, "size": 16, "rounds": 1},
+}
+"""Training runs may share the device, so epochs are timed by themselves: images, and how often."""
+
+
+class Review(TrainingExperiment):
+    """Three evaluations of one loss, and cross-entropy."""
+
+    def run(
+        self, preset: str, data: Path | None, folder: Path, at_once: int, console: Console | None
+    ) -> Record:
+        """Train what the record lacks, count what overflowed, and time all in one process."""
+        installed = published_is_installed()
+        trained = self if installed else TrainingExperiment(without(self.plan, PUBLISHED))
+        record = TrainingExperiment.run(trained, preset, data, folder, at_once, console)
+        runs = planned_runs(self.plan, preset)
+        fill(record, runs, {(row["method"], row["run"]): row for row in record["rows"]})
+        for row in record["rows"]:
+            if "not_finite" not in row and resumable(folder / row["run"] / LAST):
+                row["not_finite"] = counts(folder / row["run"])
+        if any("epoch_seconds" not in row for row in record["rows"]):
+            if console is not None:
+                console.print("Timing epochs of all methods, in turn.", highlight=False)
+            names = dict.fromkeys(row["method"] for row in record["rows"])
+            times = time_methods([run for run in runs if run.method in names], preset)
+            for row in record["rows"]:
+                row |= times[row["method"]]
+        save_record(record, folder)
+        return record
+
+    def show(self, record: Record) -> list[Table]:
+        """Accuracies, rows that were not finite, and times."""
+        more = [overflow_table(record), time_table(record)]
+        return [*super().show(record), *(table for table in more if table.row_count)]
+
+
+def without(plan: Plan, method: str) -> Plan:
+    """A plan that does not train a method."""
+    presets = {}
+    for name, preset in plan.presets.items():
+        grids = [
+            {**grid, "methods": [m for m in grid.get("methods", plan.methods) if m != method]}
+            for grid in preset.grids
+        ]
+        presets[name] = replace(preset, grids=grids)
+    return replace(plan, presets=presets)
+
+
+def counts(run: Path) -> dict[str, int] | None:
+    """What a run's loss counted, by its last checkpoint; None for a loss that counts nothing."""
+    state = load_checkpoint(run / LAST)["state_dict"]
+    found = {name: f"criterion.{name}" for name in COUNTS}
+    if any(name not in state for name in found.values()):
+        return None
+    return {name: int(state[place]) for name, place in found.items()}
+
+
+def time_methods(runs: list[Planned], preset: str) -> dict[str, dict[str, float]]:
+    """Seconds of an epoch with each method, and how many times cross-entropy's that is."""
+    first = {run.method: run.recipe for run in reversed(runs)}
+    setting = timed_setting(next(iter(first.values())), preset)
+    seconds = epoch_seconds(setting, {name: criterion(recipe) for name, recipe in first.items()})
+    return {
+        name: {
+            "epoch_seconds": round(median(found), 5),
+            "epoch_ratio": round(ratio(found, [seconds[BASE]]), 4),
+        }
+        for name, found in seconds.items()
+    }
+
+
+def timed_setting(recipe: Recipe, preset: str) -> Setting:
+    """What is timed: the network and the batch of the recipe, with CIFAR's images and classes."""
+    how = TIMED[preset]
+    return Setting(
+        recipe.model,
+        how.get("batch", recipe.batch_size),
+        how["images"],
+        classes=100,
+        size=how.get("size", 32),
+        precision=recipe.precision,
+        compile=recipe.compile,
+        rounds=how["rounds"],
+    )
+
+
+def criterion(recipe: Recipe) -> Loss:
+    """The loss of a recipe; counting is not timed."""
+    loss = build_loss(recipe.loss, recipe.k, torch.ones(100), recipe.loss_options())
+    if isinstance(loss, CountedLoss):
+        rows = loss.rows
+        return lambda logits, labels: rows(logits.float(), labels).mean()
+    return loss
+
+
+def overflow_table(record: Record) -> Table:
+    """Rows of batches that were left out."""
+    head = ("method", "τ", "seed", "first step", "losses not finite", "gradients not finite")
+    table = Table(*head, "of rows", title="What was not finite in training, and left out")
+    table.caption = (
+        "Without leaving them out, training ends at the first such step. Gradients: of rows whose "
+        "loss is finite."
+    )
+    batch = record["protocol"]["batch_size"]
+    for row in record["rows"]:
+        found = row.get("not_finite")
+        if found is not None:
+            cells = [row["method"], named(row["settings"]["tau"]), str(row["seed"])]
+            cells += [f"{found['first']:,}" if found["first"] else "–"]
+            cells += [f"{found[each]:,}" for each in ("losses", "gradients")]
+            share = (found["losses"] + found["gradients"]) / (found["calls"] * batch)
+            table.add_row(*cells, f"{100 * share:.3g} %")
+    return table
+
+
+def time_table(record: Record) -> Table:
+    """Epochs beside those with cross-entropy."""
+    table = Table("method", "seconds", "cross-entropy = 1", title="Epoch of training steps")
+    images = TIMED[record["preset"]]["images"]
+    table.caption = f"{images:,} images on the device; no loading, no validation; in turn."
+    rows = {row["method"]: row for row in record["rows"] if "epoch_seconds" in row}
+    for name, row in rows.items():
+        table.add_row(name, f"{row['epoch_seconds']:.4g}", f"{row['epoch_ratio']:.3g}")
+    return table

@@ -1,0 +1,94 @@
+"""``topkit reproduce``: what there is, all experiments in small, errors in one sentence."""
+
+import json
+
+import pytest
+
+from test_cli import run
+from topkit.reproduce import EXPERIMENTS, RECORD
+from topkit.reproduce import training as training_module
+from topkit.reproduce.grid import planned_runs
+from topkit.reproduce.plan import load_plan
+from topkit.train.trainer import Interrupted
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+
+TRAINED = (
+    "cifar100-noise",
+    "cifar100-temperature",
+    "cifar100-epsilon",
+    "cifar100-samples",
+    "imagenet-subsets",
+    "plantnet",
+    "longtail",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_smoke(monkeypatch, capsys, tmp_path, name):
+    folder = tmp_path / name
+    command = ("reproduce", name, "--preset", "smoke", "--folder", str(folder))
+    assert run(monkeypatch, *command) == 0
+    record = json.loads((folder / f"{name}-smoke.json").read_text())
+    assert tuple(record) == RECORD
+    assert record["experiment"] == name
+    assert not record["not_run"]
+    assert len(record["rows"]) == len(planned_runs(load_plan(name), "smoke"))
+    assert ("views" in record["rows"][0]) == (name == "imagenet-subsets")
+    capsys.readouterr()
+    assert run(monkeypatch, *command) == 0  # nothing is left to be trained
+    again = capsys.readouterr().out
+    assert f"{len(record['rows'])} of {len(record['rows'])} runs are there" in again
+    assert "epoch 1/" not in again
+    shown = tmp_path / "shown"
+    show = ("reproduce", "--show", str(folder / f"{name}-smoke.json"), "--folder", str(shown))
+    assert run(monkeypatch, *show) == 0
+    assert (
+        capsys.readouterr().out.count("Drew") == again.count("Drew") == len(list(shown.iterdir()))
+    )
+
+
+def test_list(monkeypatch, capsys):
+    for arguments in (("reproduce",), ("reproduce", "--list")):
+        assert run(monkeypatch, *arguments) == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cifar100-nois"], "Did you mean 'cifar100-noise'"),
+        (["cifar100-noise", "--preset", "slow"], "must be one of paper, fast, smoke"),
+        (["cifar100-noise", "--at-once", "0"], "--at-once 0"),
+        (["cifar100-noise"], "cifar-100-python.tar.gz"),
+        (["imagenet-subsets", "--preset", "paper"], "ILSVRC2012_img_train.tar"),
+        (["plantnet"], "plantnet_300K.zip"),
+        (["longtail", "--data", "nowhere"], "there is no nowhere"),
+        (["--show", "nothing.json"], "there is no record nothing.json"),
+    ],
+)
+def test_errors(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "reproduce", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error:")
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Interrupted("x"), 130), (ChildProcessError("broke"), 1)]
+)
+def test_a_part_is_shown(monkeypatch, capsys, tmp_path, error, status):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(training_module, "train_here", fail)
+    command = ("reproduce", "cifar100-samples", "--preset", "smoke", "--folder", str(tmp_path))
+    assert run(monkeypatch, *command) == status
+    shown = capsys.readouterr().out
+    assert "not run" in shown
+    assert "3 parts are not run" in shown
+    assert ("goes on from there" if status == 130 else "broke") in shown

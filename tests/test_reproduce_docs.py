@@ -1,0 +1,60 @@
+"""The page on reproduction: a place for every experiment, numbers from records alone."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks import reproduce_tables
+from benchmarks.tables import filled
+
+from topkit.reproduce import EXPERIMENTS, save_record
+
+PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """A folder for records, without one."""
+    monkeypatch.setattr(reproduce_tables, "RECORDS", tmp_path)
+    monkeypatch.setattr(reproduce_tables, "IMAGES", tmp_path / "images")
+    return tmp_path
+
+
+def test_every_experiment_has_a_place():
+    text = PAGE.read_text()
+    for name in ("reproduce", *(f"reproduce-{each}" for each in EXPERIMENTS)):
+        assert text.count(f"<!-- {name} -->") == text.count(f"<!-- /{name} -->") == 1
+
+
+def test_what_is_not_run_says_so(records):
+    texts = dict(reproduce_tables.tables())
+    assert texts["reproduce"].count("| not run |") == len(EXPERIMENTS)
+    noise = texts["reproduce-cifar100-noise"]
+    assert noise.startswith("Not run yet.")
+    assert "not run<br>94.34\xa0±\xa00.09\xa0a<br>94.24\xa0b" in noise
+    assert "▲" not in "".join(texts.values())
+    page = filled(PAGE.read_text(), texts)
+    assert filled(page, texts) == page
+
+
+def test_a_record_fills_the_page(records):
+    experiment = EXPERIMENTS["cifar100-samples"]
+    record = experiment.begin("fast")
+    row = {
+        **record["not_run"].pop(0),
+        "test": {"micro": [0.7, 0.8, 0.85, 0.9, 0.95], "macro": [0.7, 0.8, 0.85, 0.9, 0.95]},
+        "validation": {"1": 0.7, "5": 0.95},
+        "training": {"1": 0.7, "5": 0.95},
+        "gradient": [0.5],
+        "curves": {},
+        "classes": 100,
+    }
+    record["rows"].append(row)
+    save_record(record, records)
+    texts = dict(reproduce_tables.tables())
+    samples = texts["reproduce-cifar100-samples"]
+    assert samples.startswith("Preset `fast` (")
+    assert "model resnet18-small" in samples.split("\n")[0]
+    assert "95.00\xa0(1)<br>94.28\xa0a ▲\xa0+0.72" in samples
+    assert "](images/reproduce/cifar100-samples-accuracy.svg)" in samples
+    assert f"fast: 1 of {1 + len(record['not_run'])}" in texts["reproduce"]
+    assert "parts are not run" in samples

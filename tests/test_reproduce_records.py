@@ -1,0 +1,234 @@
+"""Records of experiments: from finished runs, in parts, and to tables and figures."""
+
+import json
+
+import numpy as np
+import pytest
+
+from finished_runs import CLASSES
+from reproduce_toys import TOY, cells, finish, toy_plan
+from topkit.reproduce import RECORD, load_record, save_record
+from topkit.reproduce import training as training_module
+from topkit.reproduce.experiment import record_path
+from topkit.reproduce.grid import planned_runs
+from topkit.reproduce.training import TrainingExperiment
+from topkit.train.trainer import Interrupted
+
+
+@pytest.fixture
+def experiment():
+    return TrainingExperiment(toy_plan())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A file with as many classes as the toy needs."""
+    images = np.zeros((len(CLASSES), 8, 8), np.uint8)
+    labels = np.arange(len(CLASSES))
+    np.savez(tmp_path / "toys.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return tmp_path / "toys.npz"
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Training that is interrupted at once; the list of runs that were asked for."""
+    asked = []
+
+    def stop(recipe, folder, console):
+        asked.append(folder.name)
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr(training_module, "train_here", stop)
+    return asked
+
+
+def test_rows_of_finished_runs(experiment, data, tmp_path):
+    runs = finish(tmp_path / "runs", experiment, data, list(range(13)))
+    record = experiment.run("paper", data, tmp_path / "runs", 1, None)
+    assert tuple(record) == RECORD
+    assert not record["not_run"]
+    assert [row["run"] for row in record["rows"]] == [run.name for run in runs]
+    row = record["rows"][0]
+    assert (row["method"], row["seed"], row["classes"]) == ("cross-entropy", 0, 6)
+    assert row["test"]["micro"][:2] == [0.25, 0.5]
+    assert len(row["test"]["macro"]) == 6
+    assert row["validation"] == {"1": 0.5, "2": 0.5}
+    assert row["training"] == {"1": 0.5, "2": 0.5}
+    assert row["gradient"] == [0.5, 0.5, 0.5]
+    assert row["curves"] == {"train/top2": [0.16667, 0.33333, 0.5]}
+    assert (row["epoch"], row["epochs"], row["seconds"]) == (3, 3, 12.3)
+    assert str(tmp_path) not in json.dumps(record)
+    assert load_record(record_path(tmp_path / "runs", "toy", "paper")) == record
+
+
+def test_an_interruption_loses_nothing(experiment, data, tmp_path, no_training):
+    runs = finish(tmp_path / "runs", experiment, data, [0, 3])
+    with pytest.raises(Interrupted):
+        experiment.run("paper", data, tmp_path / "runs", 1, None)
+    record = load_record(tmp_path / "runs" / "toy-paper.json")
+    assert [row["run"] for row in record["rows"]] == [runs[0].name, runs[3].name]
+    assert len(record["not_run"]) == 11
+    assert record["not_run"][0] == runs[1].row
+    assert no_training == [runs[1].name]
+
+
+def test_every_run_is_kept_when_it_ends(experiment, data, tmp_path, monkeypatch):
+    """What the second run fails at does not cost the first one."""
+    runs = planned_runs(experiment.plan, "paper", data)
+
+    def train(recipe, folder, console):
+        number = [run.name for run in runs].index(folder.name)
+        if number == 1:
+            raise RuntimeError("the disk is full")
+        finish(tmp_path / "runs", experiment, data, [number])
+
+    monkeypatch.setattr(training_module, "train_here", train)
+    with pytest.raises(RuntimeError, match="disk"):
+        experiment.run("paper", data, tmp_path / "runs", 1, None)
+    assert len(load_record(tmp_path / "runs" / "toy-paper.json")["rows"]) == 1
+
+
+def test_a_broken_run_is_named(experiment, data, tmp_path):
+    (first, *_) = finish(tmp_path / "runs", experiment, data, [0])
+    (tmp_path / "runs" / first.name / "details.json").write_text("{")
+    with pytest.raises(ValueError, match=r"cross-entropy,noise=0,seed=0 is broken.*train it again"):
+        experiment.run("paper", data, tmp_path / "runs", 1, None)
+
+
+def test_several_at_once(experiment, data, tmp_path, monkeypatch):
+    """The record grows by every run, also if another one fails in the end."""
+    runs = finish(tmp_path / "runs", experiment, data, [0])
+    sizes = []
+
+    def train_all(left, *, at_once, console, finished):
+        assert at_once == 2
+        assert list(left) == [tmp_path / "runs" / run.name for run in runs[1:]]
+        for number in (3, 1):
+            finish(tmp_path / "runs", experiment, data, [number])
+            finished(tmp_path / "runs" / runs[number].name)
+            sizes.append(len(load_record(tmp_path / "runs" / "toy-paper.json")["rows"]))
+        raise ChildProcessError("10 of 12 runs failed")
+
+    monkeypatch.setattr(training_module, "train_all", train_all)
+    with pytest.raises(ChildProcessError, match="failed"):
+        experiment.run("paper", data, tmp_path / "runs", 2, None)
+    assert sizes == [2, 3]
+    record = load_record(tmp_path / "runs" / "toy-paper.json")
+    assert [row["run"] for row in record["rows"]] == [runs[n].name for n in (0, 1, 3)]
+
+
+def test_a_record_is_enough_to_go_on(experiment, data, tmp_path, no_training):
+    """Runs that are in the record are not repeated on another machine, wherever the data is."""
+    runs = finish(tmp_path / "runs", experiment, data, list(range(12)))
+    with pytest.raises(Interrupted):
+        experiment.run("paper", data, tmp_path / "runs", 1, None)
+    (tmp_path / "new").mkdir()
+    record = tmp_path / "runs" / "toy-paper.json"
+    moved = data.rename(tmp_path / "moved.npz")
+    (tmp_path / "new" / record.name).write_text(record.read_text())
+    no_training.clear()
+    with pytest.raises(Interrupted):
+        experiment.run("paper", moved, tmp_path / "new", 1, None)
+    assert no_training == [runs[12].name]
+    assert load_record(tmp_path / "new" / record.name)["rows"] == load_record(record)["rows"]
+
+
+def test_another_protocol_is_an_error(experiment, data, tmp_path):
+    finish(tmp_path / "runs", experiment, data, list(range(13)))
+    experiment.run("paper", data, tmp_path / "runs", 1, None)
+    changed = TrainingExperiment(toy_plan(TOY.replace("epochs: 3", "epochs: 4")))
+    with pytest.raises(ValueError, match=r"another protocol .*epochs was 3 and is 4.*--folder"):
+        changed.run("paper", data, tmp_path / "runs", 1, None)
+
+
+def test_a_larger_or_smaller_plan_keeps_rows(experiment, data, tmp_path, no_training):
+    finish(tmp_path / "runs", experiment, data, list(range(13)))
+    whole = experiment.run("paper", data, tmp_path / "runs", 1, None)
+    fewer = TrainingExperiment(
+        toy_plan(TOY.replace("noise: [0.0, 0.5], noise_kind: [block, superclass]", "noise: 0.0"))
+    )
+    record = fewer.run("paper", data, tmp_path / "runs", 1, None)
+    assert {row["run"] for row in record["rows"]} == {row["run"] for row in whole["rows"]}
+    more = TrainingExperiment(
+        toy_plan(TOY.replace("seeds: [0, 2]", "seeds: [0, 2], epochs: [3, 4]"))
+    )
+    with pytest.raises(Interrupted):
+        more.run("paper", data, tmp_path / "runs", 1, None)
+    kept = load_record(tmp_path / "runs" / "toy-paper.json")
+    assert len(kept["rows"]) == 13
+    assert len(no_training) == 1
+    assert "epochs=4" in no_training[0]
+    assert cells(experiment, kept, 0) == cells(experiment, whole, 0)
+
+
+def test_tables_show_ours_beside_the_papers(experiment, data, tmp_path):
+    finish(tmp_path / "runs", experiment, data, list(range(13)))
+    experiment.run("paper", data, tmp_path / "runs", 1, None)
+    shown = cells(experiment, load_record(tmp_path / "runs" / "toy-paper.json"), 0)
+    assert shown == {
+        ("0", "cross-entropy"): ["55.00 ± 7.07 (2)", "40.00 a ▲ +15.00"],
+        ("0", "smooth"): ["55.00 ± 7.07 (2)"],
+        ("0.5", "cross-entropy"): ["45.00 ± 7.07 (2)", "30.00 ± 0.50 a ▲ +15.00"],
+        ("0.5", "smooth"): ["50.00 ± 10.00 (3)", "60.00 a ▼ −10.00"],
+        ("1", "cross-entropy"): [""],
+        ("1", "smooth"): ["not run", "20.00 a"],
+    }
+    metrics = cells(experiment, load_record(tmp_path / "runs" / "toy-paper.json"), 1)
+    assert metrics["smooth", "best validation top-1"] == ["55.00 ± 7.07 (2)"]
+    assert metrics["cross-entropy", "training top-2"] == ["55.00 ± 7.07 (2)"]
+    assert metrics["smooth", "non-zero gradients"] == ["3.00 ± 0.00 (2)"]
+    caption = experiment.show(load_record(tmp_path / "runs" / "toy-paper.json"))[0].caption
+    assert "a: Someone 2018, Table 1." in caption
+
+
+def test_tables_of_a_part(experiment):
+    record = experiment.begin("paper")
+    shown = cells(experiment, record, 0)
+    assert shown["0.5", "cross-entropy"] == ["not run", "30.00 ± 0.50 a"]
+    assert shown["0", "smooth"] == ["not run"]
+    assert "Not run with the preset paper" in experiment.show(record)[0].caption
+
+
+def test_other_data_has_no_published_numbers(experiment):
+    assert cells(experiment, experiment.begin("smoke"), 0) == {
+        ("0", "cross-entropy"): ["not run"],
+        ("0", "smooth"): ["not run"],
+    }
+
+
+def test_figures(experiment, data, tmp_path):
+    finish(tmp_path / "runs", experiment, data, list(range(13)))
+    record = experiment.run("paper", data, tmp_path / "runs", 1, None)
+    names = ("noise", "methods", "curve", "gradient")
+    for folder in ("a", "b"):
+        files = experiment.draw(load_record(save_record(record, tmp_path)), tmp_path / folder)
+        assert [f.name for f in files] == [f"toy-{n}.{e}" for n in names for e in ("svg", "png")]
+    for name in names:
+        text = (tmp_path / "a" / f"toy-{name}.svg").read_text()
+        assert text == (tmp_path / "b" / f"toy-{name}.svg").read_text()
+    drawn = (tmp_path / "a" / "toy-noise.svg").read_text()
+    assert "smooth, published" in drawn
+    assert "noise p" in drawn
+    assert experiment.draw(experiment.begin("paper"), tmp_path / "c") == []
+
+
+def test_bad_records(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no record"):
+        load_record(tmp_path / "none.json")
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match="is not JSON"):
+        load_record(tmp_path / "a.json")
+    for content in ("[]", '{"experiment": "toy"}'):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(ValueError, match="no record of topkit reproduce: it lacks"):
+            load_record(tmp_path / "a.json")
+
+
+def test_data_that_is_missing(experiment, tmp_path, data):
+    with pytest.raises(ValueError, match=r"needs --data PATH, the place of Toys: get toys.zip"):
+        experiment.run("paper", None, tmp_path, 1, None)
+    with pytest.raises(FileNotFoundError, match=r"nowhere; Toys is: toys.zip"):
+        experiment.run("paper", tmp_path / "nowhere", tmp_path, 1, None)
+    other = TrainingExperiment(toy_plan(TOY.replace("classes: 6", "classes: 7")))
+    with pytest.raises(ValueError, match=r"Toys has 7 classes, .*toys.npz has 6: get toys.zip"):
+        other.run("paper", data, tmp_path, 1, None)

@@ -1,0 +1,127 @@
+"""The review's experiment: it trains, counts and times; what cannot be run is not run."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from topkit.reproduce import EXPERIMENTS, RECORD, review
+from topkit.reproduce.grid import planned_runs
+from topkit.reproduce.review import PUBLISHED, timed_setting, without
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+EXPERIMENT = EXPERIMENTS["review"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("difftopk")
+    folder = tmp_path_factory.mktemp("review")
+    torch.manual_seed(0)
+    EXPERIMENT.run("smoke", None, folder, 1, None)
+    return folder
+
+
+@pytest.fixture
+def record(folder: Path) -> dict:
+    return json.loads((folder / "review-smoke.json").read_text())
+
+
+def text(record: dict) -> str:
+    console = Console(width=200)
+    with console.capture() as shown:
+        for table in EXPERIMENT.show(record):
+            console.print(table)
+    return shown.get()
+
+
+def test_smoke(record):
+    assert list(record) == list(RECORD)
+    assert record["not_run"] == []
+    methods = [row["method"] for row in record["rows"]]
+    assert {name: methods.count(name) for name in methods} == {
+        "summation": 2, "published": 2, "topkit": 2, "cross-entropy": 1
+    }  # fmt: skip
+    for row in record["rows"]:
+        assert row["epoch_seconds"] > 0 < row["epoch_ratio"]
+
+
+def test_summation_overflows_where_it_should_and_ours_does_not(record):
+    steps = 20 * 8 // 40
+    for row in record["rows"]:
+        found = row["not_finite"]
+        if row["method"] == "cross-entropy":
+            assert found is None
+            continue
+        assert found["calls"] == steps
+        overflows = row["method"] == "summation" and row["settings"]["tau"] < 1
+        assert (found["first"], found["losses"] > 0) == ((1, True) if overflows else (0, False))
+
+
+def test_where_nothing_overflows_they_train_alike(record):
+    warm = {row["method"]: row for row in record["rows"] if row["settings"]["tau"] == 1}
+    assert warm["summation"]["training"] == warm["topkit"]["training"]
+
+
+def test_tables_and_figures(record, tmp_path):
+    shown = text(record)
+    lines = [line.split("│")[1:-1] for line in shown.splitlines() if "│" in line]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    assert ["summation", "0.001", "0", "1", "160", "0", "100 %"] in cells
+    assert ["topkit", "1", "0", "–", "0", "0", "0 %"] in cells
+    drawn = EXPERIMENT.draw(record, tmp_path)
+    assert [path.name for path in drawn] == ["review-accuracy.svg", "review-accuracy.png"]
+
+
+def test_before_anything_is_run():
+    shown = text(EXPERIMENT.begin("fast"))
+    assert "not run" in shown
+    assert "What was not finite" not in shown
+
+
+def test_a_finished_one_is_left_as_it_is(folder, record, monkeypatch):
+    monkeypatch.setattr(review, "time_methods", lambda *_: pytest.fail("timed again"))
+    assert EXPERIMENT.run("smoke", None, folder, 1, None)["rows"] == record["rows"]
+
+
+def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "some")
+    kept = copy.deepcopy(record)
+    kept["rows"] = [row for row in kept["rows"] if row["method"] != PUBLISHED]
+    (tmp_path / "some" / "review-smoke.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(review, "published_is_installed", lambda: False)
+    found = EXPERIMENT.run("smoke", None, tmp_path / "some", 1, None)
+    assert found["rows"] == kept["rows"]
+    assert [row["method"] for row in found["not_run"]] == [PUBLISHED] * 2
+    assert "not run" in text(found)
+
+
+def test_a_record_without_its_checkpoints_has_no_counts(folder, record, tmp_path):
+    """Of a run that was interrupted between training and counting, and moved."""
+    bare = copy.deepcopy(record)
+    for row in bare["rows"]:
+        row.pop("not_finite")
+    (tmp_path / "review-smoke.json").write_text(json.dumps(bare))
+    found = EXPERIMENT.run("smoke", None, tmp_path, 1, None)
+    assert all("not_finite" not in row for row in found["rows"])
+    text(found)
+
+
+@pytest.mark.parametrize("preset", ["paper", "fast"])
+def test_what_real_presets_train(preset):
+    runs = planned_runs(EXPERIMENT.plan, preset)
+    found = {(run.method, run.recipe.tau) for run in runs}
+    assert found == {
+        ("cross-entropy", None),
+        *((m, tau) for m in ("summation", "published", "topkit") for tau in (1.0, 0.1, 0.01)),
+    }
+    assert all(run.recipe.k == 5 for run in runs)
+    setting = timed_setting(runs[0].recipe, preset)
+    assert (setting.model, setting.batch) == (runs[0].recipe.model, runs[0].recipe.batch_size)
+    assert setting.steps > 10
+    others = planned_runs(without(EXPERIMENT.plan, PUBLISHED), preset)
+    assert [run.name for run in others] == [r.name for r in runs if r.method != PUBLISHED]
