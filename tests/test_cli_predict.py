@@ -114,7 +114,7 @@ def test_probabilities_of_each_loss():
     expected = {
         "cross-entropy": logits.softmax(1),
         "focal": logits.softmax(1),
-        "ldam": (30 * logits).softmax(1),
+        "ldam": logits.softmax(1),
         "smooth": topkit.topk_marginals(logits / 2, 2),
         "topk-cross-entropy": topkit.topk_marginals(logits, 2),
         "noised": topkit.topk_marginals(logits, 2),
@@ -122,6 +122,12 @@ def test_probabilities_of_each_loss():
     }
     for loss, probabilities in expected.items():
         torch.testing.assert_close(shown(loss=loss), largest(probabilities))
+    on_cosines = {
+        "ldam": (30 * logits).softmax(1),
+        "noised": topkit.topk_marginals(60 * logits, 2),
+    }
+    for loss, probabilities in on_cosines.items():
+        torch.testing.assert_close(shown(loss=loss, head="cosine"), largest(probabilities))
     sharper = largest(topkit.topk_marginals(logits / (2 * 0.3), 2))
     torch.testing.assert_close(shown(loss="smooth", tau=0.3), sharper)
     scaled = largest((10 * logits).softmax(1))

@@ -113,8 +113,8 @@ def test_other_test_sets(tmp_path):
         compare([first, fewer])
 
 
-def test_the_nearest_cross_entropy(tmp_path):
-    """On the same training data, and with as many other settings in common as possible."""
+def test_the_best_cross_entropy(tmp_path):
+    """On the same training data; what differs besides the loss is said."""
     runs = write_runs(tmp_path, "cross-entropy", [0.3], noise=0.3)
     runs += write_runs(tmp_path, "cross-entropy", [0.4], head="linear")
     runs += write_runs(tmp_path, "cross-entropy", [0.5], head="cosine")

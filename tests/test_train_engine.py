@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from topkit import topk_accuracy
 from topkit.data import Dataset, Split, hold_out
-from topkit.train import Interrupted, Recipe, train
+from topkit.train import Interrupted, Recipe, load_run, train
 from topkit.train.engine import make_network, predictions, take_weights
 from topkit.train.files import load_checkpoint
 from topkit.train.module import Classifier, follow
@@ -308,6 +309,33 @@ def test_errors(whole, tmp_path):
         train(RECIPE.with_changes({"epochs": 5}), whole, dataset=toy(), resume=True)
     with pytest.raises(FileNotFoundError, match="no run to continue"):
         train(RECIPE, tmp_path / "none", dataset=toy(), resume=True)
+
+
+def test_data_of_ones_own(tmp_path):
+    """Validation images are held out; the run is not mistaken for one on the recipe's data."""
+    whole = toy()
+    run = str(tmp_path / "run")
+    record = train(RECIPE, run, dataset=Dataset("mine", whole.train, whole.test, whole.classes))
+    assert record["data"]["name"] == "mine"
+    assert load_run(Path(run), whole).network is not None
+    other = Dataset("other", whole.train, whole.test, tuple("ABCDEF"))
+    with pytest.raises(ValueError, match="other classes than other has"):
+        load_run(Path(run), other)
+
+
+def test_a_start_that_failed_can_be_repeated(tmp_path):
+    wrong = RECIPE.with_changes({"strategy": "no such"})
+    with pytest.raises(ValueError, match="no such"):
+        train(wrong, tmp_path / "run", dataset=toy())
+    train(RECIPE, tmp_path / "run", dataset=toy())
+
+
+def test_says_what_is_trained(tmp_path):
+    console = Console(record=True, width=200)
+    train(RECIPE, tmp_path / "run", dataset=toy(), console=console)
+    said = console.export_text()
+    assert "toy: 6 classes; 96 training, 24 validation, 60 test images; convnet, 0.28 M" in said
+    assert said.count("validation loss") == RECIPE.epochs
 
 
 def test_a_new_run_does_not_continue_what_lies_there(whole, tmp_path):

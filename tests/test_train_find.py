@@ -19,15 +19,15 @@ def recipe(tmp_path):
 
 
 def test_trials(recipe, tmp_path):
-    """Each has a fifth of the epochs; accuracies are those logged, of training and validation."""
+    """Three epochs, a fifth if that is more; accuracies are those logged."""
     trials = find_parameter(recipe, "tau", tmp_path / "trials", values=(0.1, 3.0))
     assert [trial.value for trial in trials] == [0.1, 3.0]
     for trial in trials:
         tried = read_run(tmp_path / "trials" / f"tau-{trial.value:g}")
         assert tried.recipe == recipe.with_changes(
-            {"tau": trial.value, "epochs": 2, "patience": None}
+            {"tau": trial.value, "epochs": 3, "patience": None}
         )
-        assert trial.train == tried.curve("train/top2")[2]
+        assert trial.train == tried.curve("train/top2")[3]
         assert trial.validation == max(tried.curve("validation/top2").values())
 
 
@@ -51,6 +51,8 @@ def test_best():
 
 
 def test_nothing_to_find(recipe, tmp_path):
+    with pytest.raises(ValueError, match=r"tau=0.5 is given"):
+        find_parameter(recipe.with_changes({"tau": 0.5}), "tau", tmp_path)
     with pytest.raises(ValueError, match=r"no epsilon to find.*'smooth'.*takes tau"):
         find_parameter(recipe, "epsilon", tmp_path)
     with pytest.raises(ValueError, match="one device"):
@@ -90,7 +92,7 @@ def test_command_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
         stop_at(patched, 8, None)
         assert run(patched, *arguments) == 130
     assert f"the same command with --run {folder}" in capsys.readouterr().out
-    assert run(monkeypatch, *arguments) == 0
+    assert run(monkeypatch, *arguments, "--resume") == 0
     assert load_recipe(folder / "recipe.yaml").tau in (0.1, 3.0)
 
 

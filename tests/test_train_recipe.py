@@ -8,6 +8,7 @@ import torch
 import topkit
 from topkit.train.criterion import LOSSES, build_loss, gradient_scale
 from topkit.train.recipe import Recipe, load_recipe
+from topkit.train.signature import Signature, build_network
 
 COUNTS = torch.tensor([50, 20, 5, 1, 1, 1, 1])
 
@@ -37,6 +38,10 @@ def test_numbers_of_yaml(tmp_path):
         ("loss: smoth", "Did you mean 'smooth'"),
         ("schedule: linear", "schedule must be one of"),
         ("noise: 2", "noise must be a probability"),
+        ("learning_rate: 0", "learning_rate must be positive, got 0"),
+        ("momentum: 1", "momentum must be at least 0 and less than 1, got 1"),
+        ("weight_decay: -1", "weight_decay must be at least 0, got -1"),
+        ("patience: 0", "patience must be at least 1, got 0"),
         ("k: 0", "k must be at least 1"),
         ("gamma: 2", "'smooth' has no gamma; it takes tau, margin"),
         ("match_gradient: 1", "match_gradient must be true or false"),
@@ -98,3 +103,22 @@ def test_gradient_scale_matches_cross_entropy():
         loss = build_loss(name, 5, torch.ones(100), {})(logits, torch.tensor([0]))
         (gradient_scale(name, 5) * loss).backward()
         assert -1.0 <= logits.grad[0, 0] < -0.9
+
+
+def test_options_that_suit_the_head():
+    """Those of Garcin et al. for cosines, unless others are given; logits are not scaled."""
+    noised = Recipe(loss="noised-imbalanced", head="cosine")
+    assert noised.loss_options() == {"epsilon": 0.01, "scale": 60.0}
+    assert noised.with_changes({"scale": 30}).loss_options()["scale"] == 30
+    assert Recipe(loss="noised", head="cosine").loss_options()["margin"] == 0.2
+    assert Recipe(loss="noised").loss_options() == {}
+    assert Recipe(loss="ldam").loss_options() == {"scale": 1.0}
+    assert Recipe(loss="ldam", head="cosine").loss_options() == {}
+
+
+@pytest.mark.parametrize(("loss", "scale"), [("smooth", 16.0), ("noised", 1.0), ("ldam", 1.0)])
+def test_a_cosine_head_scales_for_losses_that_do_not(loss, scale):
+    signature = Signature(tuple("abcdefg"), 1, 8, 8, None, (0.0,), (1.0,))
+    network = build_network(Recipe(loss=loss, head="cosine"), signature)
+    (head,) = (m for m in network.modules() if isinstance(m, topkit.CosineClassifier))
+    assert float(head.scale) == scale

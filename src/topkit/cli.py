@@ -39,6 +39,8 @@ def main() -> None:
         errors.print("Error:", style="bold red", end=" ")
         errors.print(str(error), markup=False)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,6 +93,7 @@ def train_command(
     ] = False,
 ) -> None:
     """Train a network; everything it needs to be repeated is saved with it."""
+    from topkit.data import FORMATS
     from topkit.train.engine import RECIPE, train
     from topkit.train.trainer import Interrupted
 
@@ -103,6 +106,10 @@ def train_command(
         settings["data_options"] = {**chosen.data_options, **data_options(option)}
     chosen = chosen.with_changes(settings)
     folder = run or Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{chosen.loss}-{chosen.seed}"
+    if chosen.data not in FORMATS and Path(chosen.data).exists():  # from other folders as well
+        chosen = chosen.with_changes({"data": str(Path(chosen.data).resolve())})
+    if (folder / "trials").exists() and not (folder / RECIPE).exists():
+        resume = False  # of the trials, which go on in any case
     if not resume:
         wanted = {"tau": find_tau, "epsilon": find_epsilon}
         chosen = with_found(chosen, [name for name, find in wanted.items() if find], folder)

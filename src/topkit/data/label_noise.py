@@ -48,7 +48,8 @@ def superclass_noise(
     """
     if not dataset.superclasses:
         raise ValueError(
-            f"{dataset.name} has no superclasses: block_noise and symmetric_noise need none"
+            f"{dataset.name} has no superclasses: block noise and symmetric noise need none "
+            "(--noise-kind symmetric)"
         )
     names = list(dataset.superclasses)
     by = names[0] if by is None else one_of(names, by, "division into superclasses")

@@ -109,7 +109,7 @@ class Comparison:
         return ", ".join([group.first.title, *said])
 
     def base(self, group: Group) -> Group | None:
-        """The cross-entropy on the same training data whose other settings are nearest."""
+        """The best cross-entropy on the same training data, by the longest lists."""
         found = [
             other
             for other in self.groups
@@ -117,7 +117,7 @@ class Comparison:
         ]
         if not found or group.settings["loss"] == BASE:
             return None
-        return min(found, key=lambda other: len(besides_the_loss(group, other)))
+        return max(found, key=lambda other: other.accuracy(self.lengths[-1], self.average).mean)
 
     def gain(self, group: Group, k: int) -> Difference | None:
         """How much a group is above cross-entropy; None where there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,6 +26,15 @@ class LossInfo:
     """Whether classes get margins by their numbers of samples unless a margin is given."""
     gradient_is_one_in_k: bool = False
     """Whether its gradient is about 1/k that of cross-entropy."""
+    on_cosines: dict[str, float] = field(default_factory=dict)
+    """Options for a cosine head, unless they are given."""
+    on_logits: dict[str, float] = field(default_factory=dict)
+    """Options for a linear head, unless they are given."""
+
+    @property
+    def scores_need_scale(self) -> bool:
+        """Whether a cosine head has to scale its scores, since the loss does not."""
+        return "scale" not in self.options
 
 
 LOSSES = {
@@ -43,12 +52,14 @@ LOSSES = {
         topkit.NoisedTopKLoss,
         "noised top-k hinge (Garcin et al. 2022)",
         ("epsilon", "samples", "margin", "scale"),
+        on_cosines={"epsilon": 0.01, "margin": 0.2, "scale": 60.0},
     ),
     "noised-imbalanced": LossInfo(
         topkit.NoisedTopKLoss,
         "the same with a margin for each class, for long tails and cosine scores",
         ("epsilon", "samples", "margin", "scale"),
         margin_by_count=True,
+        on_cosines={"epsilon": 0.01, "scale": 60.0},
     ),
     "calibrated-hinge": LossInfo(
         topkit.CalibratedTopKHingeLoss, "the label above the (k+1)-th largest score", ("margin",)
@@ -63,6 +74,7 @@ LOSSES = {
         ("margin", "scale"),
         takes_k=False,
         margin_by_count=True,
+        on_logits={"scale": 1.0},
     ),
     "focal": LossInfo(
         topkit.FocalLoss,

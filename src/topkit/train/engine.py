@@ -28,7 +28,7 @@ from topkit.train.file_check import how_to_go_on, require_readable
 from topkit.train.file_views import centre_view, training_view, worker_count
 from topkit.train.files import before, load_checkpoint, write_json
 from topkit.train.module import Classifier
-from topkit.train.problem import prepare_data
+from topkit.train.problem import prepare_data, with_validation
 from topkit.train.recipe import Recipe, load_recipe
 from topkit.train.signature import build_network, signature_of
 from topkit.train.trainer import make_trainer, quiet
@@ -42,7 +42,7 @@ EVALUATION_BATCH = 1024
 
 def train(
     recipe: Recipe,
-    run: Path,
+    run: str | Path,
     *,
     resume: bool = False,
     dataset: Dataset | None = None,
@@ -58,7 +58,8 @@ def train(
         run: a folder, new unless an interrupted run is continued there.
         resume: continue from the last checkpoint; the result is that of a run without interruption.
             A finished run is left as it is.
-        dataset: instead of the recipe's, as ``prepare_data`` would return it.
+        dataset: instead of the recipe's; its labels stay as they are. Without validation images a
+            tenth of the training images is held out.
         console: where progress is shown; None for silence.
         callbacks: more of Lightning's.
 
@@ -66,18 +67,20 @@ def train(
         The record that is also written to ``run/result.json``; of several processes only the first
         has it.
     """
+    run = Path(run)
     first = getattr(rank_zero_only, "rank", 0) == 0
     if first:
         check_run(recipe, run, resume)
     if resume and (run / RESULT).exists():
         return json.loads((run / RESULT).read_text()) if first else {}
-    if dataset is None:
-        dataset = prepare_data(recipe)
+    dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
     signature = signature_of(recipe, dataset)
     network = build_network(recipe, signature, pretrained=recipe.pretrained)
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
     validation = evaluation_batches(recipe, dataset.validation)
+    if first and console is not None:
+        console.print(description(recipe, dataset, network), markup=False, soft_wrap=True)
     scale = gradient_scale(recipe.loss, recipe.k) if recipe.match_gradient else 1.0
     if first and console is not None and scale != 1:
         console.print(
@@ -117,6 +120,24 @@ def train(
     return finish(recipe, run, dataset, network, seconds, module.epochs)
 
 
+def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
+    """What is trained on what, in a line."""
+    assert dataset.validation is not None
+    splits = {
+        "training": dataset.train,
+        "validation": dataset.validation,
+        "test": dataset.test,
+    }
+    images = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
+    millions = models.count_parameters(network) / 1e6
+    suits = recipe.model != "convnet" or isinstance(dataset.train.images, Tensor)
+    return (
+        f"{dataset.name}: {len(dataset.classes):,} classes; {images} images; {recipe.model}, "
+        f"{millions:.2f} M parameters"
+        + ("" if suits else " (made for small images; for files take --model resnet18 or larger)")
+    )
+
+
 def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
     """See that nothing is overwritten, or that an interrupted run can be continued."""
     saved = run / RECIPE
@@ -128,7 +149,7 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
                 f"{saved} is another recipe than the one given: continue without other options, or "
                 "train in another folder"
             )
-    elif saved.exists():
+    elif saved.exists() and (resumable(run / LAST) or (run / RESULT).exists()):
         raise FileExistsError(
             f"there is a run in {run} already: continue it with --resume, or choose another folder"
         )

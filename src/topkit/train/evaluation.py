@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from topkit import predict_topk, topk_accuracy
 from topkit.data import Dataset, Split, ten_crop
 from topkit.train.batches import EvaluationBatches
+from topkit.train.details import readable
 from topkit.train.engine import (
     BEST,
     EVALUATION_BATCH,
     RECIPE,
+    SIGNATURE,
     accuracies,
-    make_network,
     predictions,
     take_weights,
 )
@@ -27,6 +28,7 @@ from topkit.train.file_views import several_views, worker_count
 from topkit.train.files import load_checkpoint
 from topkit.train.problem import prepare_data
 from topkit.train.recipe import Recipe, load_recipe
+from topkit.train.signature import build_network, load_signature
 
 
 class Run(NamedTuple):
@@ -39,18 +41,25 @@ class Run(NamedTuple):
     accelerator if there is one."""
 
 
-def load_run(run: Path, dataset: Dataset | None = None) -> Run:
+def load_run(run: str | Path, dataset: Dataset | None = None) -> Run:
     """Load the best checkpoint of a run.
 
     Args:
         run: its folder.
         dataset: instead of the recipe's.
     """
+    run = Path(run)
     if not (run / RECIPE).exists():
         raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
     recipe = load_recipe(run / RECIPE)
     dataset = prepare_data(recipe) if dataset is None else dataset
-    network = make_network(recipe, dataset)
+    signature = load_signature(run / SIGNATURE)
+    if tuple(readable(dataset.classes)) != signature.classes:
+        raise ValueError(
+            f"{run} was trained on other classes than {dataset.name} has: load it with the data "
+            "set that was given to train, as load_run(run, dataset)"
+        )
+    network = build_network(recipe, signature)
     take_weights(network, load_checkpoint(run / BEST))
     return Run(recipe, dataset, network.to(best_device()).eval())
 

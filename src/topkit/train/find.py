@@ -17,7 +17,9 @@ from topkit.train.several import is_finished
 
 GRIDS = {"tau": (0.01, 0.1, 1.0, 10.0), "epsilon": (0.05, 0.1, 0.2, 0.5, 1.0)}
 SHARE = 5
-"""A trial has one epoch for so many of the recipe."""
+"""A trial has one epoch for so many of the recipe,"""
+LEAST = 3
+"""and at least so many."""
 
 
 class Trial(NamedTuple):
@@ -58,7 +60,7 @@ def find_parameter(
     check_can_find(recipe, name)
     trials = []
     for value in GRIDS[name] if values is None else values:
-        epochs = max(1, recipe.epochs // SHARE)
+        epochs = min(recipe.epochs, max(LEAST, recipe.epochs // SHARE))
         tried = recipe.with_changes({name: value, "epochs": epochs, "patience": None})
         run = folder / f"{name}-{value:g}"
         if console is not None:
@@ -75,7 +77,9 @@ def find_parameter(
 
 
 def check_can_find(recipe: Recipe, name: str) -> None:
-    """Require a loss that has the parameter, and one process."""
+    """Require a loss that has the parameter, no value of it, and one process."""
+    if (value := getattr(recipe, name)) is not None:
+        raise ValueError(f"{name}={value:g} is given: leave it out to find it")
     if wrong := surplus(recipe.loss, [name]):
         raise ValueError(f"there is no {name} to find: the loss {recipe.loss!r} has no {wrong}")
     if recipe.devices * recipe.nodes > 1:

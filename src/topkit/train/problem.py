@@ -31,9 +31,7 @@ def prepare_data(recipe: Recipe) -> Dataset:
     classes = len(dataset.classes)
     if recipe.k >= classes:
         raise ValueError(f"k={recipe.k} must be less than the {classes} classes of {dataset.name}")
-    if dataset.validation is None:
-        tenth = classes * max(1, len(dataset.train) // (10 * classes))
-        dataset = hold_out(dataset, recipe.validation or tenth, recipe.seed)
+    dataset = with_validation(dataset, recipe)
     if recipe.subset is not None:
         dataset = balanced_subset(dataset, recipe.subset, recipe.seed)
     if recipe.imbalance is not None:
@@ -41,3 +39,12 @@ def prepare_data(recipe: Recipe) -> Dataset:
     if recipe.noise:
         dataset = NOISE[recipe.noise_kind](dataset, recipe.noise, recipe.seed)
     return dataset
+
+
+def with_validation(dataset: Dataset, recipe: Recipe) -> Dataset:
+    """A data set with validation images: its own, or held out of its training images."""
+    if dataset.validation is not None:
+        return dataset
+    classes = len(dataset.classes)
+    tenth = classes * max(1, len(dataset.train) // (10 * classes))
+    return hold_out(dataset, recipe.validation or tenth, recipe.seed)

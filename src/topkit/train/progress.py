@@ -1,4 +1,4 @@
-"""What one sees of a training run: a bar with losses and accuracies, or a line for each epoch."""
+"""What one sees of a training run: a line for each epoch, and a bar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress(Callback):
     """Rich progress of a run, on the first process only.
 
     Args:
-        console: where to write; on a terminal a bar, elsewhere a line for each epoch.
+        console: where to write: a line for each epoch, and on a terminal a bar.
         steps: steps of the whole training.
         batch_size: images of a step.
         k: length of the list whose accuracy is shown beside top-1.
@@ -38,12 +38,11 @@ class Progress(Callback):
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]:,.0f} images/s"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[results]}"),
             console=self.console,
             disable=not self.console.is_terminal,
         )
         self.task = self.bar.add_task(
-            "", total=self.steps, completed=trainer.global_step, epoch="", speed=0.0, results=""
+            "", total=self.steps, completed=trainer.global_step, epoch="", speed=0.0
         )
         self.bar.start()
 
@@ -62,11 +61,9 @@ class Progress(Callback):
         results = summary(trainer.callback_metrics, self.k)  # all processes agree on them here
         if self.bar is None:
             return
-        self.bar.update(self.task, results=results)
-        if not self.console.is_terminal:
-            epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            speed = f"{self._speed(trainer):,.0f} images/s"
-            self.console.print(f"{epoch}  {results}  {speed}", soft_wrap=True)
+        epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        speed = f"{self._speed(trainer):,.0f} images/s"
+        self.console.print(f"{epoch}  {results}  {speed}", soft_wrap=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove the bar."""

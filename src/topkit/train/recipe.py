@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from topkit._files import write_whole
-from topkit.train.criterion import did_you_mean, surplus
+from topkit.train.criterion import did_you_mean, loss_info, surplus
 
 SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 NOISES = ("superclass", "block", "symmetric")
@@ -110,6 +110,15 @@ class Recipe:
             raise ValueError(f"resize must be at least crop={self.crop}, got {self.resize}")
         if self.workers is not None and self.workers < 0:
             raise ValueError(f"workers must not be negative, got {self.workers}")
+        for name, right, expected in (
+            ("learning_rate", self.learning_rate > 0, "positive"),
+            ("momentum", 0 <= self.momentum < 1, "at least 0 and less than 1"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+        ):
+            if not right:
+                raise ValueError(f"{name} must be {expected}, got {getattr(self, name):g}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}")
         if self.cutout < 0:
             raise ValueError(f"cutout must not be negative, got {self.cutout}")
         if self.ema is not None and not 0 < self.ema < 1:
@@ -126,9 +135,11 @@ class Recipe:
         return round(self.crop * 8 / 7) if self.resize is None else self.resize
 
     def loss_options(self) -> dict[str, Any]:
-        """The loss's parameters that are set."""
+        """The loss's parameters that are set, or that the head asks for (Garcin, section 4.5)."""
+        info = loss_info(self.loss)
+        options: dict[str, Any] = {**(info.on_cosines if self.head == "cosine" else info.on_logits)}
         given = {name: getattr(self, name) for name in LOSS_OPTIONS}
-        options = {name: value for name, value in given.items() if value is not None}
+        options.update({name: value for name, value in given.items() if value is not None})
         if options.get("samples") == 0:
             options["samples"] = None
         if wrong := surplus(self.loss, options):

@@ -88,12 +88,12 @@ def _notes_on_gains(comparison: Comparison) -> list[str]:
     gains = [gain for gain in found if gain is not None]
     if not gains:
         return []
-    said = [f"Gains are differences to {BASE} in percentage points"]
+    said = [f"Gains are differences to the best {BASE} on the same data in percentage points"]
     if len(comparison.averages) > 1:
         said[0] += f" ({comparison.average})"
     if all(gain.error is None for gain in gains):
         return [f"{said[0]}; one seed does not tell what is chance."]
-    said[0] += " ± their standard error, by the spread of seeds in all rows on the same data."
+    said[0] += " ± their standard error, by the spread of seeds in all rows on these data."
     correction = f", Bonferroni for {comparison.compared} rows" if comparison.compared > 1 else ""
     said.append(f"{CLEAR} marks those that seeds do not explain (t-test, p < 0.05{correction}).")
     return said

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from topkit import models
 from topkit.data import IMAGENET, Dataset, Normalize, Split
+from topkit.train.criterion import loss_info
 from topkit.train.details import readable
 from topkit.train.file_views import centre_view
 from topkit.train.files import write_json
 from topkit.train.recipe import Recipe
+
+COSINE_SCALE = 16.0
+"""Of a cosine head, for losses that do not scale its scores themselves."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def build_network(recipe: Recipe, signature: Signature, *, pretrained: bool = Fa
     Channels last is the fastest order of them in memory, on CPUs and GPUs. Weights of ImageNet are
     for the beginning of training alone: who loads a checkpoint needs none.
     """
+    scaled = recipe.head == "cosine" and loss_info(recipe.loss).scores_need_scale
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         network = models.build(
@@ -92,6 +97,7 @@ def build_network(recipe: Recipe, signature: Signature, *, pretrained: bool = Fa
             channels=signature.channels,
             image_size=None if signature.resize is None else signature.height,
             head=recipe.head,
+            scale=COSINE_SCALE if scaled else None,
             pretrained=pretrained,
         )
     whole = nn.Sequential(Normalize(signature.mean, signature.std), network)
