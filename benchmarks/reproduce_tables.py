@@ -53,8 +53,11 @@ def text(experiment: Experiment) -> str:
     parts = []
     for record in records(experiment):
         parts += [made_by(record), *map(markdown, experiment.show(record))]
-        drawn = [path for path in experiment.draw(record, IMAGES) if path.suffix == ".svg"]
-        parts += [f"![{path.stem}](images/reproduce/{path.name})" for path in drawn]
+        for path in experiment.draw(record, IMAGES):
+            if path.suffix == ".svg":
+                parts.append(f"![{path.stem}](images/reproduce/{path.name})")
+            else:
+                path.unlink()  # one of each is enough
     if not parts:
         parts = [NOT_RUN]
         if isinstance(experiment, TrainingExperiment):
@@ -70,9 +73,10 @@ def made_by(record: Record) -> str:
         for name, value in record["protocol"].items()
         if value != usual.get(name) and not isinstance(value, dict)
     ]
+    settings = f" ({', '.join(said)})" if said else ""
     where = f"{record['hardware']}, torch {record['versions']['torch']}"
     return (
-        f"Preset `{record['preset']}` ({', '.join(said)}); {where}, commit {record['commit']}."
+        f"Preset `{record['preset']}`{settings}; {where}, commit {record['commit']}."
         + (f" {len(record['not_run'])} parts are not run." if record["not_run"] else "")
     )
 
