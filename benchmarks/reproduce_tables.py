@@ -75,9 +75,8 @@ def made_by(record: Record) -> str:
     ]
     settings = f" ({', '.join(said)})" if said else ""
     where = f"{record['hardware']}, torch {record['versions']['torch']}"
-    return (
-        f"Preset `{record['preset']}`{settings}; {where}, commit {record['commit']}."
-        + (f" {len(record['not_run'])} parts are not run." if record["not_run"] else "")
+    return f"Preset `{record['preset']}`{settings}; {where}, commit {record['commit']}." + (
+        f" {len(record['not_run'])} parts are not run." if record["not_run"] else ""
     )
 
 
