@@ -1,10 +1,7 @@
 """Where and with what a measurement was made."""
 
 import json
-import os
 import platform
-import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import torch
 
 import topkit
+from topkit._provenance import commit, processor
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,7 +44,7 @@ def read(name: str) -> dict[str, Any] | None:
 def describe(device: torch.device) -> dict[str, str]:
     """Hardware, versions and commit, for the record."""
     record = {
-        "processor": processor(),
+        "processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -59,35 +57,8 @@ def describe(device: torch.device) -> dict[str, str]:
     return record
 
 
-def commit() -> str:
-    """TOPKIT_COMMIT if it is set; else the commit, marked if the library was changed since."""
-    if given := os.environ.get("TOPKIT_COMMIT"):
-        return given
-    head = git("rev-parse", "--short", "HEAD")
-    if not head:
-        return "unknown"
-    return head + ("+changes" if git("status", "--porcelain", "--", "src") else "")
-
-
-def git(*arguments: str) -> str:
-    """What git prints, or nothing without git or a repository."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return ""
-    run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
-    return run.stdout.strip()
-
-
 def installed(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
         return "none"
-
-
-def processor() -> str:
-    """Name of the CPU and its vector instructions."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"

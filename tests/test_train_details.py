@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from test_train_engine import CLASSES, RECIPE, stop_at, toy
+from test_train_engine import CLASSES, RECIPE, toy, train_until
 from topkit.data import Dataset
-from topkit.train import Interrupted, Recipe, compare, train
+from topkit.train import Recipe, compare, train
 from topkit.train.criterion import build_loss
 from topkit.train.details import details
 from topkit.train.module import Classifier
@@ -51,10 +51,7 @@ def test_all_epochs(whole):
 def test_epochs_before_an_interruption_are_kept(whole, tmp_path, monkeypatch):
     """Lightning's own log forgets them."""
     run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        stop_at(patched, 14, None)
-        with pytest.raises(Interrupted):
-            train(RECIPE, run, dataset=toy())
+    train_until(monkeypatch, 14, RECIPE, run)
     train(RECIPE, run, dataset=toy(), resume=True)
     assert epochs(run)[:2] == epochs(whole)[:2]
     assert epochs(run)[2]["validation/top2"] == epochs(whole)[2]["validation/top2"]

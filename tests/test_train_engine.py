@@ -79,6 +79,14 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] |
     monkeypatch.setattr(StopAfterStep, "on_train_batch_end", ends)
 
 
+def train_until(monkeypatch: pytest.MonkeyPatch, step: int, recipe: Recipe, run: Path) -> None:
+    """Train, and be asked to stop in a step."""
+    with monkeypatch.context() as patched:
+        stop_at(patched, step, None)
+        with pytest.raises(Interrupted, match="--resume"):
+            train(recipe, run, dataset=toy())
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
@@ -114,10 +122,7 @@ def test_learns(tmp_path):
 def test_continued_after_an_interruption(whole, tmp_path, monkeypatch, step):
     """In the first step, at the end of an epoch, in the middle of one, just before the end."""
     run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        stop_at(patched, step, None)
-        with pytest.raises(Interrupted, match="--resume"):
-            train(RECIPE, run, dataset=toy())
+    train_until(monkeypatch, step, RECIPE, run)
     assert not (run / "result.json").exists()
     train(RECIPE, run, dataset=toy(), resume=True)
     assert_same_weights(whole, run)
@@ -204,10 +209,7 @@ def test_averaged_weights(tmp_path, monkeypatch):
     recipe = RECIPE.with_changes({"ema": 0.9, "cutout": 2})
     whole, run = tmp_path / "whole", tmp_path / "run"
     record = train(recipe, whole, dataset=toy())
-    with monkeypatch.context() as patched:
-        stop_at(patched, 8, None)
-        with pytest.raises(Interrupted):
-            train(recipe, run, dataset=toy())
+    train_until(monkeypatch, 8, recipe, run)
     assert record["test"] == train(recipe, run, dataset=toy(), resume=True)["test"]
     assert_same_weights(whole, run)
     state = load_checkpoint(whole / "checkpoints" / "best.ckpt")["state_dict"]
@@ -237,10 +239,7 @@ def test_a_moving_average():
 
 def test_continued_after_a_broken_checkpoint(whole, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        stop_at(patched, 15, None)
-        with pytest.raises(Interrupted):
-            train(RECIPE, run, dataset=toy())
+    train_until(monkeypatch, 15, RECIPE, run)
     last = run / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])
     train(RECIPE, run, dataset=toy(), resume=True)

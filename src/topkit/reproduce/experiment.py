@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +14,7 @@ import torch
 
 import topkit
 from topkit._files import write_whole
+from topkit._provenance import commit
 from topkit.train.details import hardware
 
 if TYPE_CHECKING:
@@ -149,20 +147,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str:
-    """TOPKIT_COMMIT if it is set; else that of the checkout, marked if its code was changed."""
-    if given := os.environ.get("TOPKIT_COMMIT"):
-        return given
-    root = Path(topkit.__file__).parents[2]
-    if shutil.which("git") is None or not (root / ".git").exists():
-        return "unknown"
-
-    def git(*arguments: str) -> str:
-        run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
-        return run.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + "+changes" * bool(
-        git("status", "--porcelain", "--", "src")
-    )

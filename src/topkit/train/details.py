@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from topkit._provenance import processor
 from topkit.data import Dataset, Split
 from topkit.functional import target_rank
 
@@ -64,11 +63,3 @@ def hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     cores = torch.get_num_threads()
     return f"{processor()}, {cores} thread{'s' if cores > 1 else ''}"
-
-
-def processor() -> str:
-    """Name of the processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

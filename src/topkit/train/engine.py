@@ -155,6 +155,13 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
         )
 
 
+def recipe_of(run: Path) -> Recipe:
+    """The recipe of a run, or an error if there is none."""
+    if not (run / RECIPE).exists():
+        raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
+    return load_recipe(run / RECIPE)
+
+
 def resumable(last: Path) -> Path | None:
     """The last checkpoint, if there is one or one before it."""
     return last if last.exists() or before(last).exists() else None

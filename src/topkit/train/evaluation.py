@@ -17,17 +17,17 @@ from topkit.train.details import readable
 from topkit.train.engine import (
     BEST,
     EVALUATION_BATCH,
-    RECIPE,
     SIGNATURE,
     accuracies,
     predictions,
+    recipe_of,
     take_weights,
 )
 from topkit.train.file_batches import FileEvaluationBatches
 from topkit.train.file_views import several_views, worker_count
 from topkit.train.files import load_checkpoint
 from topkit.train.problem import prepare_data
-from topkit.train.recipe import Recipe, load_recipe
+from topkit.train.recipe import Recipe
 from topkit.train.signature import build_network, load_signature
 
 
@@ -49,9 +49,7 @@ def load_run(run: str | Path, dataset: Dataset | None = None) -> Run:
         dataset: instead of the recipe's.
     """
     run = Path(run)
-    if not (run / RECIPE).exists():
-        raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
-    recipe = load_recipe(run / RECIPE)
+    recipe = recipe_of(run)
     dataset = prepare_data(recipe) if dataset is None else dataset
     signature = load_signature(run / SIGNATURE)
     if tuple(readable(dataset.classes)) != signature.classes:

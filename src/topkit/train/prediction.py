@@ -16,12 +16,12 @@ from topkit.data import ImageFiles
 from topkit.data._extras import extra
 from topkit.data.files import SUFFIXES, is_image_name
 from topkit.train.criterion import build_loss, loss_info
-from topkit.train.engine import BEST, RECIPE, SIGNATURE, take_weights
+from topkit.train.engine import BEST, SIGNATURE, recipe_of, take_weights
 from topkit.train.evaluation import best_device
 from topkit.train.file_batches import FileEvaluationBatches
 from topkit.train.file_views import centre, worker_count
 from topkit.train.files import load_checkpoint
-from topkit.train.recipe import Recipe, load_recipe
+from topkit.train.recipe import Recipe
 from topkit.train.signature import Signature, build_network, load_signature
 
 AT_ONCE = 64
@@ -59,9 +59,7 @@ def predict(
         at the temperature of the loss.
     """
     run = Path(run)
-    if not (run / RECIPE).exists():
-        raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
-    recipe, signature = load_recipe(run / RECIPE), load_signature(run / SIGNATURE)
+    recipe, signature = recipe_of(run), load_signature(run / SIGNATURE)
     files = image_files(paths)
     network = build_network(recipe, signature)
     take_weights(network, load_checkpoint(run / BEST))

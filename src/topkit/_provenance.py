@@ -1,0 +1,36 @@
+"""With what a number was made: processor and commit."""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""Of the checkout, if topkit is used from one."""
+
+
+def processor() -> str:
+    """Name of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """TOPKIT_COMMIT if it is set; else that of the checkout, marked if its code was changed."""
+    if given := os.environ.get("TOPKIT_COMMIT"):
+        return given
+    head = _git("rev-parse", "--short", "HEAD")
+    if not head:
+        return "unknown"
+    return head + ("+changes" if _git("status", "--porcelain", "--", "src") else "")
+
+
+def _git(*arguments: str) -> str:
+    """What git prints, or nothing without git or a repository."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return ""
+    run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return run.stdout.strip()
