@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from topkit.reproduce import EXPERIMENTS, RECORD
+from topkit.reproduce import EXPERIMENTS, RECORD, Request
 
 EXPERIMENT = EXPERIMENTS["algorithms"]
 
@@ -45,7 +45,7 @@ def write(path: Path, content: object) -> Path:
 
 
 def test_one_file(tmp_path):
-    record = EXPERIMENT.run("fast", write(tmp_path / "a.json", study()), tmp_path, 1, None)
+    record = EXPERIMENT.run(Request("fast", tmp_path, write(tmp_path / "a.json", study())))
     assert list(record) == list(RECORD)
     assert record["hardware"] == "a processor"
     assert record["versions"] == {"python": "3.12", "torch": "2.9", "topkit": "1.0"}
@@ -61,7 +61,7 @@ def test_one_file(tmp_path):
 
 
 def test_the_papers_numbers(tmp_path):
-    record = EXPERIMENT.run("paper", write(tmp_path / "a.json", study()), tmp_path, 1, None)
+    record = EXPERIMENT.run(Request("paper", tmp_path, write(tmp_path / "a.json", study())))
     shown = text(EXPERIMENT.show(record))
     lines = {line.split("│")[1].strip(): line for line in shown.splitlines() if "│" in line}
 
@@ -86,7 +86,7 @@ def test_the_papers_numbers(tmp_path):
 def test_both_devices_of_a_folder(tmp_path):
     write(tmp_path / "study-cpu.json", study())
     write(tmp_path / "study-gpu.json", study("a GPU"))
-    record = EXPERIMENT.run("smoke", tmp_path, tmp_path / "out", 1, None)
+    record = EXPERIMENT.run(Request("smoke", tmp_path / "out", tmp_path))
     assert record["not_run"] == []
     assert record["hardware"] == "a processor; a GPU"
     assert record["commit"] == "abc; def"
@@ -104,7 +104,7 @@ def test_the_checkouts_own_records(tmp_path):
     results = Path(__file__).parents[1] / "benchmarks" / "results"
     if not results.exists():
         pytest.skip("not a checkout")
-    record = EXPERIMENT.run("smoke", None, tmp_path, 1, None)
+    record = EXPERIMENT.run(Request("smoke", tmp_path))
     assert set(record["protocol"]) == {"cpu", "gpu"}
     assert text(EXPERIMENT.show(record)).count("topkit") >= 6
     saved = (tmp_path / "algorithms-smoke.json").read_text()
@@ -113,8 +113,8 @@ def test_the_checkouts_own_records(tmp_path):
 
 def test_what_is_wrong_with_the_data_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="python -m benchmarks"):
-        EXPERIMENT.run("smoke", tmp_path, tmp_path, 1, None)
+        EXPERIMENT.run(Request("smoke", tmp_path, tmp_path))
     with pytest.raises(FileNotFoundError, match="there is no"):
-        EXPERIMENT.run("smoke", tmp_path / "study-cpu.json", tmp_path, 1, None)
+        EXPERIMENT.run(Request("smoke", tmp_path, tmp_path / "study-cpu.json"))
     with pytest.raises(ValueError, match="is no record of"):
-        EXPERIMENT.run("smoke", write(tmp_path / "a.json", {"time": []}), tmp_path, 1, None)
+        EXPERIMENT.run(Request("smoke", tmp_path, write(tmp_path / "a.json", {"time": []})))

@@ -61,7 +61,8 @@ def test_list(monkeypatch, capsys):
     [
         (["cifar100-nois"], "Did you mean 'cifar100-noise'"),
         (["cifar100-noise", "--preset", "slow"], "must be one of paper, fast, smoke"),
-        (["cifar100-noise", "--at-once", "0"], "--at-once 0"),
+        (["cifar100-noise", "--at-once", "0"], "at_once=0"),
+        (["cifar100-noise", "--most", "0"], "most=0"),
         (["cifar100-noise"], "cifar-100-python.tar.gz"),
         (["imagenet-subsets", "--preset", "paper"], "ILSVRC2012_img_train.tar"),
         (["plantnet"], "plantnet_300K.zip"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from topkit.reproduce import EXPERIMENTS, RECORD, epoch_time, step_time
+from topkit.reproduce import EXPERIMENTS, RECORD, Request, epoch_time, step_time
 from topkit.reproduce.epoch_time import BASE, LENGTHS, PUBLISHED, SETTINGS, candidates
 from topkit.reproduce.step_time import Setting, epoch_seconds, ratio, training_step
 
@@ -94,7 +94,7 @@ def test_without_the_published_code_it_is_left_out(monkeypatch):
 
 
 def test_smoke(tmp_path):
-    record = EXPERIMENT.run("smoke", None, tmp_path, 1, None)
+    record = EXPERIMENT.run(Request("smoke", tmp_path))
     assert list(record) == list(RECORD)
     assert record["protocol"]["model"] == "convnet"
     assert {row["k"] for row in record["rows"]} == set(LENGTHS["smoke"])
@@ -106,7 +106,7 @@ def test_smoke(tmp_path):
     assert json.loads(written) == record
     console = Console(width=1000)
     with console.capture() as said:
-        assert EXPERIMENT.run("smoke", None, tmp_path, 1, console) == record
+        assert EXPERIMENT.run(Request("smoke", tmp_path, console=console)) == record
     assert "is kept" in said.get()
     assert path.read_text() == written
     drawn = EXPERIMENT.draw(record, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from topkit.reproduce import EXPERIMENTS, RECORD, load_record
+from topkit.reproduce import EXPERIMENTS, RECORD, Request, load_record
 from topkit.reproduce.landscapes import LABEL, SIZE, landscape, rescaled, simplex
 from topkit.reproduce.level_sets import packed, panels, unpacked
 
@@ -23,7 +23,7 @@ def at(loss: str, k: int, *scores: float, **options: float | None) -> float:
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return EXPERIMENT.run("smoke", None, tmp_path_factory.mktemp("record"), 1, None)
+    return EXPERIMENT.run(Request("smoke", tmp_path_factory.mktemp("record")))
 
 
 def test_points_are_all_of_the_simplex_once():
@@ -139,7 +139,7 @@ def test_the_record(record, tmp_path):
 
 
 def test_the_same_twice(record, tmp_path):
-    assert EXPERIMENT.run("smoke", None, tmp_path, 1, None)["rows"] == record["rows"]
+    assert EXPERIMENT.run(Request("smoke", tmp_path))["rows"] == record["rows"]
 
 
 def test_figures_are_made_from_the_record_alone(record, tmp_path):
@@ -158,5 +158,5 @@ def test_the_panels_that_the_papers_caption_names():
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path):
-    EXPERIMENT.run("smoke", None, tmp_path / "a" / "b", 1, None)
+    EXPERIMENT.run(Request("smoke", tmp_path / "a" / "b"))
     assert (tmp_path / "a" / "b" / "level-sets-smoke.json").exists()

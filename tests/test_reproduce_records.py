@@ -7,7 +7,7 @@ import pytest
 
 from finished_runs import CLASSES
 from reproduce_toys import TOY, cells, finish, toy_plan
-from topkit.reproduce import RECORD, load_record, save_record
+from topkit.reproduce import RECORD, Request, load_record, save_record
 from topkit.reproduce import training as training_module
 from topkit.reproduce.experiment import record_path
 from topkit.reproduce.grid import planned_runs
@@ -44,7 +44,7 @@ def no_training(monkeypatch):
 
 def test_rows_of_finished_runs(experiment, data, tmp_path):
     runs = finish(tmp_path / "runs", experiment, data, list(range(13)))
-    record = experiment.run("paper", data, tmp_path / "runs", 1, None)
+    record = experiment.run(Request("paper", tmp_path / "runs", data))
     assert tuple(record) == RECORD
     assert not record["not_run"]
     assert [row["run"] for row in record["rows"]] == [run.name for run in runs]
@@ -64,7 +64,7 @@ def test_rows_of_finished_runs(experiment, data, tmp_path):
 def test_an_interruption_loses_nothing(experiment, data, tmp_path, no_training):
     runs = finish(tmp_path / "runs", experiment, data, [0, 3])
     with pytest.raises(Interrupted):
-        experiment.run("paper", data, tmp_path / "runs", 1, None)
+        experiment.run(Request("paper", tmp_path / "runs", data))
     record = load_record(tmp_path / "runs" / "toy-paper.json")
     assert [row["run"] for row in record["rows"]] == [runs[0].name, runs[3].name]
     assert len(record["not_run"]) == 11
@@ -84,7 +84,7 @@ def test_every_run_is_kept_when_it_ends(experiment, data, tmp_path, monkeypatch)
 
     monkeypatch.setattr(training_module, "train_here", train)
     with pytest.raises(RuntimeError, match="disk"):
-        experiment.run("paper", data, tmp_path / "runs", 1, None)
+        experiment.run(Request("paper", tmp_path / "runs", data))
     assert len(load_record(tmp_path / "runs" / "toy-paper.json")["rows"]) == 1
 
 
@@ -92,7 +92,7 @@ def test_a_broken_run_is_named(experiment, data, tmp_path):
     (first, *_) = finish(tmp_path / "runs", experiment, data, [0])
     (tmp_path / "runs" / first.name / "details.json").write_text("{")
     with pytest.raises(ValueError, match=r"cross-entropy,noise=0,seed=0 is broken.*train it again"):
-        experiment.run("paper", data, tmp_path / "runs", 1, None)
+        experiment.run(Request("paper", tmp_path / "runs", data))
 
 
 def test_several_at_once(experiment, data, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_several_at_once(experiment, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(training_module, "train_all", train_all)
     with pytest.raises(ChildProcessError, match="failed"):
-        experiment.run("paper", data, tmp_path / "runs", 2, None)
+        experiment.run(Request("paper", tmp_path / "runs", data, at_once=2))
     assert sizes == [2, 3]
     record = load_record(tmp_path / "runs" / "toy-paper.json")
     assert [row["run"] for row in record["rows"]] == [runs[n].name for n in (0, 1, 3)]
@@ -121,39 +121,39 @@ def test_a_record_is_enough_to_go_on(experiment, data, tmp_path, no_training):
     """Runs that are in the record are not repeated on another machine, wherever the data is."""
     runs = finish(tmp_path / "runs", experiment, data, list(range(12)))
     with pytest.raises(Interrupted):
-        experiment.run("paper", data, tmp_path / "runs", 1, None)
+        experiment.run(Request("paper", tmp_path / "runs", data))
     (tmp_path / "new").mkdir()
     record = tmp_path / "runs" / "toy-paper.json"
     moved = data.rename(tmp_path / "moved.npz")
     (tmp_path / "new" / record.name).write_text(record.read_text())
     no_training.clear()
     with pytest.raises(Interrupted):
-        experiment.run("paper", moved, tmp_path / "new", 1, None)
+        experiment.run(Request("paper", tmp_path / "new", moved))
     assert no_training == [runs[12].name]
     assert load_record(tmp_path / "new" / record.name)["rows"] == load_record(record)["rows"]
 
 
 def test_another_protocol_is_an_error(experiment, data, tmp_path):
     finish(tmp_path / "runs", experiment, data, list(range(13)))
-    experiment.run("paper", data, tmp_path / "runs", 1, None)
+    experiment.run(Request("paper", tmp_path / "runs", data))
     changed = TrainingExperiment(toy_plan(TOY.replace("epochs: 3", "epochs: 4")))
     with pytest.raises(ValueError, match=r"another protocol .*epochs was 3 and is 4.*--folder"):
-        changed.run("paper", data, tmp_path / "runs", 1, None)
+        changed.run(Request("paper", tmp_path / "runs", data))
 
 
 def test_a_larger_or_smaller_plan_keeps_rows(experiment, data, tmp_path, no_training):
     finish(tmp_path / "runs", experiment, data, list(range(13)))
-    whole = experiment.run("paper", data, tmp_path / "runs", 1, None)
+    whole = experiment.run(Request("paper", tmp_path / "runs", data))
     fewer = TrainingExperiment(
         toy_plan(TOY.replace("noise: [0.0, 0.5], noise_kind: [block, superclass]", "noise: 0.0"))
     )
-    record = fewer.run("paper", data, tmp_path / "runs", 1, None)
+    record = fewer.run(Request("paper", tmp_path / "runs", data))
     assert {row["run"] for row in record["rows"]} == {row["run"] for row in whole["rows"]}
     more = TrainingExperiment(
         toy_plan(TOY.replace("seeds: [0, 2]", "seeds: [0, 2], epochs: [3, 4]"))
     )
     with pytest.raises(Interrupted):
-        more.run("paper", data, tmp_path / "runs", 1, None)
+        more.run(Request("paper", tmp_path / "runs", data))
     kept = load_record(tmp_path / "runs" / "toy-paper.json")
     assert len(kept["rows"]) == 13
     assert len(no_training) == 1
@@ -163,7 +163,7 @@ def test_a_larger_or_smaller_plan_keeps_rows(experiment, data, tmp_path, no_trai
 
 def test_tables_show_ours_beside_the_papers(experiment, data, tmp_path):
     finish(tmp_path / "runs", experiment, data, list(range(13)))
-    experiment.run("paper", data, tmp_path / "runs", 1, None)
+    experiment.run(Request("paper", tmp_path / "runs", data))
     shown = cells(experiment, load_record(tmp_path / "runs" / "toy-paper.json"), 0)
     assert shown == {
         ("0", "cross-entropy"): ["55.00 ± 7.07 (2)", "40.00 a ▲ +15.00"],
@@ -198,7 +198,7 @@ def test_other_data_has_no_published_numbers(experiment):
 
 def test_figures(experiment, data, tmp_path):
     finish(tmp_path / "runs", experiment, data, list(range(13)))
-    record = experiment.run("paper", data, tmp_path / "runs", 1, None)
+    record = experiment.run(Request("paper", tmp_path / "runs", data))
     names = ("noise", "methods", "curve", "gradient")
     for folder in ("a", "b"):
         files = experiment.draw(load_record(save_record(record, tmp_path)), tmp_path / folder)
@@ -226,9 +226,9 @@ def test_bad_records(tmp_path):
 
 def test_data_that_is_missing(experiment, tmp_path, data):
     with pytest.raises(ValueError, match=r"needs --data PATH, the place of Toys: get toys.zip"):
-        experiment.run("paper", None, tmp_path, 1, None)
+        experiment.run(Request("paper", tmp_path))
     with pytest.raises(FileNotFoundError, match=r"nowhere; Toys is: toys.zip"):
-        experiment.run("paper", tmp_path / "nowhere", tmp_path, 1, None)
+        experiment.run(Request("paper", tmp_path, tmp_path / "nowhere"))
     other = TrainingExperiment(toy_plan(TOY.replace("classes: 6", "classes: 7")))
     with pytest.raises(ValueError, match=r"Toys has 7 classes, .*toys.npz has 6: get toys.zip"):
-        other.run("paper", data, tmp_path, 1, None)
+        other.run(Request("paper", tmp_path, data))

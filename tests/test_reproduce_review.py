@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from topkit.reproduce import EXPERIMENTS, RECORD, review
+from topkit.reproduce import EXPERIMENTS, RECORD, Request, review
 from topkit.reproduce.grid import planned_runs
 from topkit.reproduce.review import PUBLISHED, timed_setting, without
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("difftopk")
     folder = tmp_path_factory.mktemp("review")
     torch.manual_seed(0)
-    EXPERIMENT.run("smoke", None, folder, 1, None)
+    EXPERIMENT.run(Request("smoke", folder))
     return folder
 
 
@@ -85,7 +85,7 @@ def test_before_anything_is_run():
 
 def test_a_finished_one_is_left_as_it_is(folder, record, monkeypatch):
     monkeypatch.setattr(review, "time_methods", lambda *_: pytest.fail("timed again"))
-    assert EXPERIMENT.run("smoke", None, folder, 1, None)["rows"] == record["rows"]
+    assert EXPERIMENT.run(Request("smoke", folder))["rows"] == record["rows"]
 
 
 def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_pat
     kept["rows"] = [row for row in kept["rows"] if row["method"] != PUBLISHED]
     (tmp_path / "some" / "review-smoke.json").write_text(json.dumps(kept))
     monkeypatch.setattr(review, "published_is_installed", lambda: False)
-    found = EXPERIMENT.run("smoke", None, tmp_path / "some", 1, None)
+    found = EXPERIMENT.run(Request("smoke", tmp_path / "some"))
     assert found["rows"] == kept["rows"]
     assert [row["method"] for row in found["not_run"]] == [PUBLISHED] * 2
     assert "not run" in text(found)
@@ -106,7 +106,7 @@ def test_a_record_without_its_checkpoints_has_no_counts(folder, record, tmp_path
     for row in bare["rows"]:
         row.pop("not_finite")
     (tmp_path / "review-smoke.json").write_text(json.dumps(bare))
-    found = EXPERIMENT.run("smoke", None, tmp_path, 1, None)
+    found = EXPERIMENT.run(Request("smoke", tmp_path))
     assert all("not_finite" not in row for row in found["rows"])
     text(found)
 

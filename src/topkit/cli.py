@@ -263,13 +263,16 @@ def reproduce_command(
         Path | None, typer.Option(help="for runs, record and figures (default: in runs/reproduce)")
     ] = None,
     at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 1,
+    most: Annotated[
+        int | None, typer.Option(help="runs to train at most now; the same command goes on")
+    ] = None,
     show: Annotated[
         Path | None, typer.Option(help="a record: its tables and figures, without training")
     ] = None,
     list: Annotated[bool, typer.Option("--list", help="list the experiments")] = False,
 ) -> None:
     """Repeat a table or figure of the papers; the same command goes on after an interruption."""
-    from topkit.reproduce import load_record
+    from topkit.reproduce import Request, load_record
     from topkit.reproduce.command import listing, run_experiment, show_record
     from topkit.train.trainer import Interrupted
 
@@ -279,9 +282,9 @@ def reproduce_command(
         console.print(listing())
     else:
         try:
-            run_experiment(
-                name, preset, data, folder or Path("runs/reproduce") / name, at_once, console
-            )
+            folder = folder or Path("runs/reproduce") / name
+            request = Request(preset, folder, data, at_once, most, console)
+            run_experiment(name, request, console)
         except Interrupted:
             console.print("stopped; the same command goes on from there", highlight=False)
             raise typer.Exit(130) from None

@@ -22,6 +22,7 @@ from topkit.data.subsets import balanced_subset, hold_out, long_tail
 from topkit.data.transforms import (
     IMAGENET,
     Normalize,
+    cutmix,
     cutout,
     random_crop,
     ten_crop,
@@ -39,6 +40,7 @@ __all__ = [
     "Superclasses",
     "balanced_subset",
     "block_noise",
+    "cutmix",
     "cutout",
     "fixed_views",
     "from_map_style",

@@ -103,6 +103,42 @@ def cutout(images: Tensor, stream: torch.Generator, *, size: int) -> Tensor:
     return images.masked_fill((rows[:, :, None] & columns[:, None]).unsqueeze(1), GREY)
 
 
+def cutmix(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    """Paste the same rectangle of another image into each image (Yun et al. 2019).
+
+    Its share of the area is uniform on [0, 1], apart from what hangs over the edge.
+
+    Args:
+        images: (N, channels, H, W), any type, on any device.
+        stream: where the random numbers come from, on the CPU.
+
+    Returns:
+        Images of the same shape, type and device; for each the index of the other one; and the
+        share of its own area that is left, which is the weight of its own label.
+
+    Example:
+        >>> from topkit.data import generator
+        >>> images = torch.tensor([1, 2], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 1, 2, 3)
+        >>> mixed, others, share = cutmix(images, generator(5))
+        >>> mixed[0, 0], others, round(share, 2)
+        (tensor([[1, 1, 1],
+                [2, 2, 1]], dtype=torch.uint8), tensor([1, 0]), 0.67)
+    """
+    count, _, *lengths = images.shape
+    others = torch.randperm(count, generator=stream).to(images.device, non_blocking=True)
+    side, *centre = torch.rand(3, generator=stream).tolist()
+    edges = []
+    for length, middle in zip(lengths, centre, strict=True):
+        half = sqrt(side) * length / 2
+        ends = (middle * length - half, middle * length + half)
+        edges.append(slice(*(round(min(max(end, 0), length)) for end in ends)))
+    rows, columns = edges
+    mixed = images.clone()
+    mixed[..., rows, columns] = images[others][..., rows, columns]
+    pasted = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return mixed, others, 1 - pasted / (lengths[0] * lengths[1])
+
+
 def ten_crop(images: Tensor, size: int) -> Tensor:
     """Four corners, the centre, and their mirror images (Krizhevsky et al. 2012).
 

@@ -2,7 +2,14 @@
 
 from topkit.reproduce.algorithms import Algorithms
 from topkit.reproduce.epoch_time import EpochTime
-from topkit.reproduce.experiment import PRESETS, RECORD, Experiment, load_record, save_record
+from topkit.reproduce.experiment import (
+    PRESETS,
+    RECORD,
+    Experiment,
+    Request,
+    load_record,
+    save_record,
+)
 from topkit.reproduce.level_sets import LevelSets
 from topkit.reproduce.plan import load_plan
 from topkit.reproduce.review import Review
@@ -24,4 +31,12 @@ EXPERIMENTS: dict[str, Experiment] = {name: TrainingExperiment(load_plan(name)) 
 OTHERS = (LevelSets(), EpochTime(), Algorithms(), Review(load_plan("review")))
 EXPERIMENTS |= {each.name: each for each in OTHERS}
 
-__all__ = ["EXPERIMENTS", "PRESETS", "RECORD", "Experiment", "load_record", "save_record"]
+__all__ = [
+    "EXPERIMENTS",
+    "PRESETS",
+    "RECORD",
+    "Experiment",
+    "Request",
+    "load_record",
+    "save_record",
+]

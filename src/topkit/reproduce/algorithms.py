@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 import topkit
-from topkit.reproduce.experiment import Experiment, Record, new_record, save_record
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from topkit.reproduce.experiment import Experiment, Record, Request, new_record, save_record
 
 RESULTS = Path("benchmarks") / "results"
 """Where the benchmark leaves its records, in a checkout."""
@@ -48,21 +45,14 @@ class Algorithms(Experiment):
     title = "the algorithms for the smooth loss: time, stability"
     papers = ("Berrada 2018, Tables 3, 4 and 5",)
 
-    def run(
-        self,
-        preset: str,
-        data: Path | None,
-        folder: Path,
-        at_once: int,
-        console: Console | None,
-    ) -> Record:
+    def run(self, request: Request) -> Record:
         """Read what the benchmark measured; a preset changes nothing."""
-        studies = read_studies(data)
+        studies = read_studies(request.data)
         protocol = {
             device: {key: study[key] for key in DETAILS if key in study}
             for device, study in studies.items()
         }
-        record = new_record(self.name, preset, protocol)
+        record = new_record(self.name, request.preset, protocol)
         several = {key: [each.get(key) for each in protocol.values()] for key in DETAILS}
         record["versions"] = {key: said(several[key]) for key in ("python", "torch", "topkit")}
         record["hardware"] = said(
@@ -74,7 +64,7 @@ class Algorithms(Experiment):
             record["rows"] += [{"device": device, **row} for row in study["stability"]]
         missing = [device for device in ("cpu", "gpu") if device not in studies]
         record["not_run"] = [f"python -m benchmarks study on a {each.upper()}" for each in missing]
-        save_record(record, folder)
+        save_record(record, request.folder)
         return record
 
     def show(self, record: Record) -> list[Table]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from topkit.reproduce import EXPERIMENTS, PRESETS, Experiment, load_record
+from topkit.reproduce import EXPERIMENTS, Experiment, Request, load_record
 from topkit.reproduce.experiment import Record, record_path
 from topkit.train.criterion import did_you_mean
 from topkit.train.trainer import Interrupted
@@ -39,23 +39,17 @@ def listing() -> Table:
     return table
 
 
-def run_experiment(
-    name: str, preset: str, data: Path | None, folder: Path, at_once: int, console: Console
-) -> None:
+def run_experiment(name: str, request: Request, console: Console) -> None:
     """Run what is left of an experiment, and show its record; also if only a part was run."""
     chosen = experiment(name)
-    if preset not in PRESETS:
-        raise ValueError(f"the preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    if at_once < 1:
-        raise ValueError(f"at least one run trains at a time, got --at-once {at_once}")
-    path = record_path(folder, name, preset)
+    path = record_path(request.folder, name, request.preset)
     try:
-        record = chosen.run(preset, data, folder, at_once, console)
+        record = chosen.run(request)
     except (Interrupted, ChildProcessError):
         if path.exists():
-            show_record(load_record(path), folder, console)
+            show_record(load_record(path), request.folder, console)
         raise
-    show_record(record, folder, console)
+    show_record(record, request.folder, console)
     console.print(f"Saved in {path}", highlight=False, soft_wrap=True)
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from rich.table import Table
@@ -15,6 +14,7 @@ from topkit import functional
 from topkit.reproduce.experiment import (
     Experiment,
     Record,
+    Request,
     load_record,
     new_record,
     record_path,
@@ -22,9 +22,6 @@ from topkit.reproduce.experiment import (
 )
 from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
 from topkit.train.study_losses import PublishedTopKLoss, published_is_installed
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SETTINGS = {
     "paper": Setting("densenet40-40-bc", batch=64, images=45_000, classes=100, rounds=3),
@@ -60,23 +57,15 @@ class EpochTime(Experiment):
     title = "time of a training epoch by K, all losses beside cross-entropy"
     papers = ("Garcin 2022, Figure 3", "Berrada 2018, section 5.2 (10 % longer)")
 
-    def run(
-        self,
-        preset: str,
-        data: Path | None,
-        folder: Path,
-        at_once: int,
-        console: Console | None,
-    ) -> Record:
+    def run(self, request: Request) -> Record:
         """Time all losses in one process; a record that is there already stays."""
+        preset, folder = request.preset, request.folder
         setting, path = SETTINGS[preset], record_path(folder, self.name, preset)
         if path.exists():
-            if console is not None:
-                console.print(f"{path} is kept: remove it to measure again.", highlight=False)
+            request.say(f"{path} is kept: remove it to measure again.")
             return load_record(path)
         losses, left_out = candidates(LENGTHS[preset])
-        if console is not None:
-            console.print(f"{len(losses)} losses in turn, {setting.rounds} epochs with each.")
+        request.say(f"{len(losses)} losses in turn, {setting.rounds} epochs with each.")
         protocol = {
             **asdict(setting),
             "what": "seconds of an epoch of training steps on random images that lie on the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import topkit
+from topkit._checks import check_count
 from topkit._files import write_whole
 from topkit._provenance import commit
 from topkit.train.details import hardware
@@ -27,6 +29,40 @@ RECORD = ("experiment", "preset", "protocol", "rows", "not_run", "versions", "ha
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Request:
+    """What to run of an experiment, and where.
+
+    Args:
+        preset: one of ``PRESETS``.
+        folder: for runs and the record; it may hold some of a run that was interrupted.
+        data: where the data set is; None if the experiment needs none.
+        at_once: runs that train at the same time.
+        most: runs to train at most, in the order of the plan; None for all.
+        console: where progress is shown; None for silence.
+    """
+
+    preset: str
+    folder: Path
+    data: Path | None = None
+    at_once: int = 1
+    most: int | None = None
+    console: Console | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            listed = ", ".join(PRESETS)
+            raise ValueError(f"the preset must be one of {listed}, got {self.preset!r}")
+        for name in ("at_once", "most"):
+            if (number := getattr(self, name)) is not None:
+                check_count(name, number)
+
+    def say(self, sentence: str) -> None:
+        """Print a line, if anyone reads it."""
+        if self.console is not None:
+            self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
 class Experiment(ABC):
     """One experiment, by the name of the command line."""
 
@@ -37,22 +73,8 @@ class Experiment(ABC):
     """What it repeats, for example "Berrada 2018, Table 1"."""
 
     @abstractmethod
-    def run(
-        self,
-        preset: str,
-        data: Path | None,
-        folder: Path,
-        at_once: int,
-        console: Console | None,
-    ) -> Record:
+    def run(self, request: Request) -> Record:
         """Run what has not been run in that folder yet, and save the record with each part of it.
-
-        Args:
-            preset: one of ``PRESETS``.
-            data: where the data set is; None if the experiment needs none.
-            folder: for runs and the record; it may hold some of a run that was interrupted.
-            at_once: runs that train at the same time.
-            console: where progress is shown; None for silence.
 
         Returns:
             The record, as :func:`new_record` begins it.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from topkit.reproduce.experiment import Experiment, Record, new_record, save_record
+from topkit.reproduce.experiment import Experiment, Record, Request, new_record, save_record
 from topkit.reproduce.landscapes import landscape, rescaled, simplex
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 GRIDS = {"paper": 60, "fast": 40, "smoke": 12}
 """Steps along an edge."""
@@ -48,15 +45,9 @@ class LevelSets(Experiment):
     title = "level sets of all losses on the simplex, for three labels"
     papers = ("Garcin 2022, Figures 1, 4, 5 and 6",)
 
-    def run(
-        self,
-        preset: str,
-        data: Path | None,
-        folder: Path,
-        at_once: int,
-        console: Console | None,
-    ) -> Record:
+    def run(self, request: Request) -> Record:
         """Compute all panels, in seconds; there is nothing to continue."""
+        preset = request.preset
         points = simplex(GRIDS[preset])
         protocol = {
             "what": "losses of s in 2·Δ3, the label in the upper corner, rescaled from 0 to 1 and "
@@ -76,7 +67,7 @@ class LevelSets(Experiment):
             record["rows"].append(
                 {"figure": figure, "k": k, "loss": loss, **options, **packed(values)}
             )
-        save_record(record, folder)
+        save_record(record, request.folder)
         return record
 
     def show(self, record: Record) -> list[Table]:

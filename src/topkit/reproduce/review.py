@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from topkit.reproduce.cells import named
-from topkit.reproduce.experiment import Record, save_record
+from topkit.reproduce.experiment import Record, Request, save_record
 from topkit.reproduce.grid import Planned, planned_runs
 from topkit.reproduce.plan import Plan
 from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
@@ -39,23 +38,20 @@ TIMED: dict[str, dict[str, int]] = {
 class Review(TrainingExperiment):
     """Three evaluations of one loss, and cross-entropy."""
 
-    def run(
-        self, preset: str, data: Path | None, folder: Path, at_once: int, console: Console | None
-    ) -> Record:
+    def run(self, request: Request) -> Record:
         """Train what the record lacks, count what overflowed, and time all in one process."""
         installed = published_is_installed()
         trained = self if installed else TrainingExperiment(without(self.plan, PUBLISHED))
-        record = TrainingExperiment.run(trained, preset, data, folder, at_once, console)
-        runs = planned_runs(self.plan, preset)
+        record = TrainingExperiment.run(trained, request)
+        folder, runs = request.folder, planned_runs(self.plan, request.preset)
         fill(record, runs, {(row["method"], row["run"]): row for row in record["rows"]})
         for row in record["rows"]:
             if "not_finite" not in row and resumable(folder / row["run"] / LAST):
                 row["not_finite"] = counts(folder / row["run"])
         if any("epoch_seconds" not in row for row in record["rows"]):
-            if console is not None:
-                console.print("Timing epochs of all methods, in turn.", highlight=False)
+            request.say("Timing epochs of all methods, in turn.")
             names = dict.fromkeys(row["method"] for row in record["rows"])
-            times = time_methods([run for run in runs if run.method in names], preset)
+            times = time_methods([run for run in runs if run.method in names], request.preset)
             for row in record["rows"]:
                 row |= times[row["method"]]
         save_record(record, folder)

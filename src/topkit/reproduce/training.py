@@ -11,6 +11,7 @@ from topkit.data import load
 from topkit.reproduce.experiment import (
     Experiment,
     Record,
+    Request,
     load_record,
     new_record,
     record_path,
@@ -37,14 +38,13 @@ class TrainingExperiment(Experiment):
         self.plan = plan
         self.name, self.title, self.papers = plan.name, plan.title, plan.papers
 
-    def run(
-        self, preset: str, data: Path | None, folder: Path, at_once: int, console: Console | None
-    ) -> Record:
+    def run(self, request: Request) -> Record:
         """Train what the record lacks; it is written with every run that ends."""
+        preset, folder = request.preset, request.folder
         own = "data" in self.plan.presets[preset].settings
         if not own:
-            check_data(self.plan.data, data)
-        runs = planned_runs(self.plan, preset, None if own else data)
+            check_data(self.plan.data, request.data)
+        runs = planned_runs(self.plan, preset, None if own else request.data)
         record = self.begin(preset, folder)
         rows = {(row["method"], row["run"]): row for row in record["rows"]}
 
@@ -62,13 +62,13 @@ class TrainingExperiment(Experiment):
             del left[path]
         fill(record, runs, rows)
         save_record(record, folder)
-        if console is not None:
-            console.print(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are there.")
-        if at_once > 1:
-            train_all(left, at_once=at_once, console=console, finished=keep)
+        request.say(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are there.")
+        left = dict(list(left.items())[: request.most])
+        if request.at_once > 1:
+            train_all(left, at_once=request.at_once, console=request.console, finished=keep)
         else:
             for path, recipe in left.items():
-                train_here(recipe, path, console)
+                train_here(recipe, path, request.console)
                 keep(path)
         return record
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from topkit.data.seeds import generator
+from topkit.data import cutmix, generator
 from topkit.metrics import TopKAccuracy
 from topkit.train.batches import Batch
 from topkit.train.recipe import Recipe
@@ -44,8 +44,12 @@ class Classifier(L.LightningModule):
         self.network, self.criterion = network, criterion
         self.averaged = copy.deepcopy(network).requires_grad_(False) if recipe.ema else None
         self.network_in_training: Callable[[Tensor], Any] = self.forward
+        self.loss_in_training: Callable[[Tensor, Tensor], Tensor] = criterion
         if recipe.compile:  # one graph of all launches: small steps are bound by these
+            torch.compiler.reset()  # after several runs in a process, nothing would be compiled
             self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
+            if recipe.loss_options().get("samples", 0) is None:  # hundreds of small operations
+                self.loss_in_training = torch.compile(criterion, dynamic=False)
         self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
         self.epochs: list[dict[str, float]] = []
         """What was logged in each epoch."""
@@ -84,9 +88,17 @@ class Classifier(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch, times its scale."""
         images, labels = batch
+        others, own = labels, 1.0
+        if self.recipe.cutmix:
+            stream = generator(self.recipe.seed, "cutmix", self.global_step, self.global_rank)
+            if float(torch.rand((), generator=stream)) < self.recipe.cutmix:
+                images, order, own = cutmix(images, stream)
+                others = labels[order]
         logits = self.network_in_training(images)
         logits.register_hook(self._see_gradient)
-        loss: Tensor = self.criterion(logits, labels)
+        loss = self.loss_in_training(logits, labels)
+        if own < 1:
+            loss = own * loss + (1 - own) * self.loss_in_training(logits, others)
         self._log("train", logits.detach(), labels, loss.detach())
         return loss * self.loss_scale
 

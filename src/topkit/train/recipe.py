@@ -63,6 +63,9 @@ class Recipe:
     pad: int = setting("training images are shifted by up to so many pixels", 4)
     border: str = setting("what comes in from outside then: zero, or edge", "zero")
     cutout: int = setting("height and width of a grey square on training images in memory", 0)
+    cutmix: float = setting(
+        "probability that a step's images get a part of another one, and of its label", 0.0
+    )
     flip: bool | None = setting(
         "mirror half of the training images; not for letters; unless given, only image files", None
     )
@@ -125,8 +128,9 @@ class Recipe:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema}")
         if self.ema is not None and self.strategy == "fsdp":
             raise ValueError("ema needs whole weights on each device, not strategy='fsdp'")
-        if not 0 <= self.noise <= 1:
-            raise ValueError(f"noise must be a probability, got {self.noise}")
+        for name in ("noise", "cutmix"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a probability, got {getattr(self, name)}")
         self.loss_options()
 
     @property

@@ -159,6 +159,7 @@ def make_trainer(
         devices=recipe.devices,
         num_nodes=recipe.nodes,
         strategy=strategy(recipe.strategy),
+        benchmark=recipe.compile or None,  # of convolutions
         precision=recipe.precision,  # type: ignore[arg-type]
         accelerator="auto",
         callbacks=callbacks,
