@@ -192,3 +192,15 @@ def test_noised_operator(capability, samples, launches, tmp_path):
     value = topkit.noised_topk(scores(8, 1000, fp32)[0], 5, samples=samples)
     value.backward(torch.empty_like(value))
     check(launches, capability, tmp_path)
+
+
+EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 1000, fp32)]
+
+
+@each(EXPECTED)
+def test_expected_operator(capability, case, launches, tmp_path):
+    k, *shape = case
+    topkit.expected_topk(scores(*shape)[0], k).sum().backward()
+    with torch.no_grad():
+        topkit.expected_topk(scores(*shape)[0], k)
+    check(launches, capability, tmp_path)

@@ -60,8 +60,8 @@ def use_backend(name: str) -> Iterator[None]:
     """Choose who computes, in the whole process, until the block ends.
 
     Concerns the smooth loss, the top-k cross-entropy and the noised loss with class indices, and
-    the operators ``log_esp``, ``topk_marginals`` and ``noised_topk``; the other losses have one
-    implementation.
+    the operators ``log_esp``, ``topk_marginals``, ``noised_topk`` and ``expected_topk``; the other
+    losses have one implementation.
 
     Args:
         name: ``"auto"``: kernels where they can serve (the default); ``"reference"``: plain

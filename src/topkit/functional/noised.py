@@ -111,6 +111,8 @@ def noised_topk_loss(
         label, m = of_label(scores, labels), margin_of_label(margin, labels)
         return scale * hinge(m, rival.unsqueeze(1), label)
 
-    obstacle = kernel_obstacle(samples, noise) or margin_obstacle(margin)
-    kernel = KernelLoss(k + 1, obstacle, call, by_kernel)
+    kernel = None  # of the whole loss; the expectation has one of its own
+    if samples is not None:
+        obstacle = kernel_obstacle(samples, noise) or margin_obstacle(margin)
+        kernel = KernelLoss(k + 1, obstacle, call, by_kernel)
     return classification_loss(row_loss, input, target, kernel=kernel, **options)

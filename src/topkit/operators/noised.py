@@ -89,10 +89,8 @@ def check_noise(noise: Tensor, scores: Tensor, samples: int) -> None:
         )
 
 
-def kernel_obstacle(samples: int | None, noise: Tensor | None) -> str | None:
+def kernel_obstacle(samples: int, noise: Tensor | None) -> str | None:
     """What a call asks that the kernel does not do."""
-    if samples is None:
-        return "samples=None, the exact expectation, which eval() mode takes"
     if noise is not None:
         return "given noise"
     if samples > LARGEST_SAMPLES:

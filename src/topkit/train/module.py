@@ -44,12 +44,9 @@ class Classifier(L.LightningModule):
         self.network, self.criterion = network, criterion
         self.averaged = copy.deepcopy(network).requires_grad_(False) if recipe.ema else None
         self.network_in_training: Callable[[Tensor], Any] = self.forward
-        self.loss_in_training: Callable[[Tensor, Tensor], Tensor] = criterion
         if recipe.compile:  # one graph of all launches: small steps are bound by these
             torch.compiler.reset()  # after several runs in a process, nothing would be compiled
             self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
-            if recipe.loss_options().get("samples", 0) is None:  # hundreds of small operations
-                self.loss_in_training = torch.compile(criterion, dynamic=False)
         self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
         self.epochs: list[dict[str, float]] = []
         """What was logged in each epoch."""
@@ -96,9 +93,9 @@ class Classifier(L.LightningModule):
                 others = labels[order]
         logits = self.network_in_training(images)
         logits.register_hook(self._see_gradient)
-        loss = self.loss_in_training(logits, labels)
+        loss: Tensor = self.criterion(logits, labels)
         if own < 1:
-            loss = own * loss + (1 - own) * self.loss_in_training(logits, others)
+            loss = own * loss + (1 - own) * self.criterion(logits, others)
         self._log("train", logits.detach(), labels, loss.detach())
         return loss * self.loss_scale
 

@@ -1,0 +1,192 @@
+"""The kernel of the expected k-th largest score under noise, against the reference in float64."""
+
+from math import inf, nan, sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+import topkit
+from topkit import expected_topk
+from topkit.functional import noised_topk_loss
+from topkit.kernels import expected
+
+
+def value_and_gradient(backend: str, scores: Tensor, k: int, epsilon: float = 0.5):
+    leaf = scores.detach().requires_grad_()
+    with topkit.use_backend(backend):
+        value = expected_topk(leaf, k, epsilon)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
+
+
+def check(scores: Tensor, k: int, epsilon: float = 0.5, error: float = 3e-6) -> None:
+    before = scores.clone()
+    value, gradient = value_and_gradient("kernel", scores, k, epsilon)
+    torch.testing.assert_close(scores, before, rtol=0, atol=0, equal_nan=True)
+    exact, shares = value_and_gradient("reference", scores.double(), k, epsilon)
+    assert value.dtype == gradient.dtype == scores.dtype
+    torch.testing.assert_close(
+        value.double(), exact, rtol=3e-7, atol=error * epsilon, equal_nan=True
+    )
+    torch.testing.assert_close(gradient.double(), shares, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.5, 3.0])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(1, 1, 1), (2, 7, 1), (2, 7, 7), (3, 40, 6), (1, 70, 20)]
+)
+def test_random_scores(rows, n, k, epsilon):
+    check(torch.randn(rows, n), k, epsilon)
+
+
+def test_largest_k():
+    check(torch.randn(1, 40), 32)
+    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 33"):
+        expected_topk(torch.randn(1, 40), 33)
+
+
+def test_many_classes_few_of_which_matter():
+    """More than a block of them; in the last row too few for a segment."""
+    scores = 3 * torch.randn(3, 1030)
+    scores[2] = -50
+    scores[2, 1000:1004] = torch.randn(4)
+    check(scores, 3, 0.05)
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_ties(k):
+    check(torch.zeros(1, 20), k)
+    scores = torch.zeros(1, 20)
+    scores[0, :2] = 5.0
+    check(scores, k)
+
+
+def test_programs_take_several_rows(monkeypatch):
+    scores = torch.randn(5, 30)
+    scores[1] *= 10
+    whole = value_and_gradient("kernel", scores, 4)
+    monkeypatch.setattr(expected, "MOST_PROGRAMS", 2)
+    for one, other in zip(value_and_gradient("kernel", scores, 4), whole, strict=True):
+        assert torch.equal(one, other)
+    monkeypatch.setattr(expected, "MOST_BYTES", 1)
+    for one, other in zip(value_and_gradient("kernel", scores, 4), whole, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_absent_classes():
+    scores = torch.tensor([[1.0, -inf, 0.5, 2.0], [1.0, -inf, -inf, 2.0], [-inf, 1.0, -inf, -inf]])
+    value, gradient = value_and_gradient("kernel", scores, 2)
+    exact, shares = value_and_gradient("reference", scores, 2)
+    torch.testing.assert_close(value, exact)
+    torch.testing.assert_close(gradient[:2], shares[:2], rtol=0, atol=1e-6)
+    assert value[2] == -inf
+    assert not gradient[2].any()
+
+
+def test_infinite_scores_and_nan():
+    scores = torch.tensor([[inf, inf, 1.0], [inf, 1.0, 0.0], [nan, 1.0, 2.0]])
+    value, gradient = value_and_gradient("kernel", scores, 2)
+    exact, shares = value_and_gradient("reference", scores, 2)
+    torch.testing.assert_close(value, exact, equal_nan=True)
+    torch.testing.assert_close(gradient[1], shares[1], rtol=0, atol=1e-6)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("epsilon", [1e-30, 1e-6])
+def test_little_noise(epsilon):
+    scores = torch.tensor([[3.0, 1.0, 2.0, -inf], [0.5, 0.25, 4.0, 1.0]])
+    value, gradient = value_and_gradient("kernel", scores, 2, epsilon)
+    torch.testing.assert_close(value, torch.tensor([2.0, 1.0]))
+    torch.testing.assert_close(gradient, torch.eye(4)[[2, 3]], rtol=0, atol=1e-6)
+
+
+def test_much_noise():
+    check(torch.randn(2, 3), 1, 1e6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    scores = torch.randn(2, 20).to(dtype)
+    wide, wide_gradient = value_and_gradient("kernel", scores.float(), 3)
+    value, gradient = value_and_gradient("kernel", scores, 3)
+    assert value.dtype == gradient.dtype == dtype
+    torch.testing.assert_close(value, wide.to(dtype))
+    torch.testing.assert_close(gradient, wide_gradient.to(dtype))
+
+
+def test_rows_that_are_not_in_one_piece():
+    check(torch.randn(9, 3).T, 2)
+    check(torch.randn(3, 18)[:, ::2], 2)
+    check(torch.randn(2, 2, 9), 2)
+
+
+def test_value_without_gradient():
+    scores = torch.randn(2, 9)
+    with topkit.use_backend("kernel"):
+        value = expected_topk(scores, 2, 0.5)
+    assert torch.equal(value, value_and_gradient("kernel", scores, 2)[0])
+
+
+def test_second_derivatives():
+    """Those of the reference."""
+    scores = torch.randn(2, 6)
+    second = []
+    for backend in ("kernel", "reference"):
+        leaf = scores.clone().requires_grad_()
+        with topkit.use_backend(backend):
+            value = expected_topk(leaf, 2, 0.5).sum()
+        (first,) = torch.autograd.grad(value, leaf, create_graph=True)
+        second += torch.autograd.grad((first**2).sum(), leaf)
+    torch.testing.assert_close(*second)
+    assert second[0].abs().max() > 0.01
+
+
+def test_batches_of_gradients():
+    leaf = torch.randn(2, 6).requires_grad_()
+    with topkit.use_backend("kernel"):
+        value = expected_topk(leaf, 2, 0.5)
+    (each,) = torch.autograd.grad(value, leaf, torch.eye(2), is_grads_batched=True)
+    _, gradient = value_and_gradient("reference", leaf, 2)
+    torch.testing.assert_close(each[0] + each[1], gradient, rtol=0, atol=1e-5)
+
+
+def test_far_tail():
+    """Many classes far below still count: 600 of them, five noises down."""
+    scores = torch.full((1, 602), -5.0)
+    scores[0, :2] = torch.tensor([0.0, 0.1])
+    with topkit.use_backend("kernel"):
+        value = expected_topk(scores, 2, 1.0)
+    exact = expected_topk(scores.double(), 2, 1.0)
+    torch.testing.assert_close(value.double(), exact, rtol=0, atol=1e-6)
+    assert exact > expected_topk(scores[:, :2].double(), 2, 1.0) + 1e-4
+
+
+def test_normal_distribution():
+    """Of a single class, the chance is the density's integral."""
+    value, gradient = value_and_gradient("kernel", torch.tensor([[0.3]]), 1, 2.0)
+    torch.testing.assert_close(value, torch.tensor([0.3]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(gradient, torch.ones(1, 1), rtol=0, atol=1e-5)
+    value, _ = value_and_gradient("kernel", torch.zeros(1, 2), 1, 1.0)
+    torch.testing.assert_close(value, torch.tensor([1 / sqrt(torch.pi)]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_loss(reduction):
+    logits, target = torch.randn(4, 12), torch.tensor([0, 3, -100, 11])
+    results = []
+    for backend in ("kernel", "reference"):
+        leaf = logits.clone().requires_grad_()
+        with topkit.use_backend(backend):
+            loss = noised_topk_loss(
+                leaf, target, 3, samples=None, margin=torch.rand(12, generator=seeded()), scale=2.0,
+                reduction=reduction,
+            )  # fmt: skip
+        loss.sum().backward()
+        results.append((loss.detach(), leaf.grad))
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
