@@ -10,6 +10,7 @@ from topkit.data import (
     IMAGENET,
     Normalize,
     Split,
+    cutmix,
     cutout,
     fixed_views,
     generator,
@@ -209,3 +210,31 @@ def test_no_cutout():
     assert cutout(random_images(0, 3, 8, 8), generator(0), size=2).shape == (0, 3, 8, 8)
     with pytest.raises(ValueError, match="size=-1"):
         cutout(images, generator(0), size=-1)
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 9, 6), (2, 1, 5, 5), (1, 3, 4, 4)])
+def test_cutmix(shape):
+    """A rectangle of one other image, the same place in all; its area is the other's weight."""
+    images = torch.arange(shape[0]).view(-1, 1, 1, 1).expand(shape)
+    shares = []
+    for seed in range(200):
+        mixed, others, share = cutmix(images, generator(seed))
+        assert torch.equal(others.sort().values, torch.arange(shape[0]))
+        moved = others != torch.arange(shape[0])
+        pasted = (mixed[:, 0] == others[:, None, None]) & moved[:, None, None]
+        assert torch.equal(mixed[:, 0][~pasted], images[:, 0][~pasted])
+        for area in pasted[moved]:
+            assert torch.equal(area, pasted[moved][0])
+            assert area.double().mean().item() == pytest.approx(1 - share)
+            down, right = (area.any(d).nonzero().flatten() for d in (1, 0))
+            assert area.sum() == len(down) * len(right)
+        shares.append(share)
+    assert 0 <= min(shares) < 0.3
+    assert 0.9 < max(shares) <= 1
+    assert (images[:, 0, 0, 0] == torch.arange(shape[0])).all()  # they stay as they were
+
+
+def test_cutmix_of_nothing():
+    mixed, others, _ = cutmix(random_images(0, 3, 8, 8), generator(0))
+    assert mixed.shape == (0, 3, 8, 8)
+    assert others.shape == (0,)

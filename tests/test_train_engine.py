@@ -222,6 +222,44 @@ def test_averaged_weights(tmp_path, monkeypatch):
     assert record["test"]["micro"]["2"] == topk_accuracy(logits, dataset.test.labels, 2).item()
 
 
+def test_mixed_images(whole, tmp_path, monkeypatch):
+    """The loss is that of both labels, by area; mixing is the same after an interruption."""
+    recipe = RECIPE.with_changes({"cutmix": 0.5})
+    run, other = tmp_path / "run", tmp_path / "other"
+    seen = []
+    real = Classifier._mixed
+
+    def mixed(module: Classifier, images: Tensor, labels: Tensor):
+        result = real(module, images, labels)
+        seen.append(result[2])
+        return result
+
+    monkeypatch.setattr(Classifier, "_mixed", mixed)
+    train(recipe, run, dataset=toy())
+    shares = list(seen)
+    assert 0 < sum(share < 1 for share in shares) < len(shares)
+    train_until(monkeypatch, 8, recipe, other)
+    train(recipe, other, dataset=toy(), resume=True)
+    assert seen[len(shares) :] == shares
+    assert_same_weights(run, other)
+    assert any(not torch.equal(each, weights(whole)[name]) for name, each in weights(run).items())
+
+
+@pytest.mark.parametrize("cutmix", [0.0, 1.0])
+def test_the_loss_of_mixed_images(cutmix):
+    recipe = Recipe(loss="cross-entropy", cutmix=cutmix, k=2)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
+    module = Classifier(network, torch.nn.CrossEntropyLoss(), recipe, CLASSES, 1)
+    module.log = lambda *_, **__: None
+    images, labels = torch.randn(9, 1, 8, 8), torch.arange(9) % CLASSES
+    loss = module.training_step((images, labels), 0)
+    mixed, others, own = module._mixed(images, labels)
+    soft = torch.stack([torch.nn.functional.one_hot(y, CLASSES) for y in (labels, others)])
+    soft = own * soft[0] + (1 - own) * soft[1]
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(network(mixed), soft))
+    assert (own < 1) == bool(cutmix)
+
+
 def test_a_moving_average():
     """Against the recurrence, for weights and counts."""
     network, averaged = (torch.nn.BatchNorm1d(2) for _ in range(2))

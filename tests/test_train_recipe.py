@@ -38,6 +38,7 @@ def test_numbers_of_yaml(tmp_path):
         ("loss: smoth", "Did you mean 'smooth'"),
         ("schedule: linear", "schedule must be one of"),
         ("noise: 2", "noise must be a probability"),
+        ("cutmix: -0.5", "cutmix must be a probability"),
         ("learning_rate: 0", "learning_rate must be positive, got 0"),
         ("momentum: 1", "momentum must be at least 0 and less than 1, got 1"),
         ("weight_decay: -1", "weight_decay must be at least 0, got -1"),

@@ -85,6 +85,7 @@ def training_step(setting: Setting) -> Callable[[Loss], None]:
     network.to(device).to(memory_format=torch.channels_last).train()
     forward: Callable[[Tensor], Tensor] = network
     if setting.compile:  # as topkit train does
+        torch.backends.cudnn.benchmark = True
         forward = torch.compile(network, mode="reduce-overhead")
     optimizer = _optimizer(network, device)
     half = setting.precision == "bf16-mixed"

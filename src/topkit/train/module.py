@@ -85,12 +85,7 @@ class Classifier(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch, times its scale."""
         images, labels = batch
-        others, own = labels, 1.0
-        if self.recipe.cutmix:
-            stream = generator(self.recipe.seed, "cutmix", self.global_step, self.global_rank)
-            if float(torch.rand((), generator=stream)) < self.recipe.cutmix:
-                images, order, own = cutmix(images, stream)
-                others = labels[order]
+        images, others, own = self._mixed(images, labels)
         logits = self.network_in_training(images)
         logits.register_hook(self._see_gradient)
         loss: Tensor = self.criterion(logits, labels)
@@ -145,6 +140,14 @@ class Classifier(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Images with parts of others, the others' labels, and the weight of their own labels."""
+        stream = generator(self.recipe.seed, "cutmix", self.global_step, self.global_rank)
+        if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
+            return images, labels, 1.0
+        images, order, own = cutmix(images, stream)
+        return images, labels[order], own
 
     def _log(self, split: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
         self._accuracy(split).update(logits, labels)
