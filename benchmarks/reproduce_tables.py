@@ -20,6 +20,10 @@ RECORDS = RESULTS / "reproduce"
 IMAGES = ROOT / "docs" / "images" / "reproduce"
 PRESETS = ("paper", "fast")
 NOT_RUN = "Not run yet."
+ALWAYS = ("batch_size", "learning_rate", "schedule", "weight_decay")
+"""Settings of training that are said even where they are the usual ones."""
+PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
+"""Parts of a protocol that are sentences."""
 
 
 def tables() -> Iterator[tuple[str, str]]:
@@ -67,17 +71,23 @@ def text(experiment: Experiment) -> str:
 
 def made_by(record: Record) -> str:
     """Protocol, hardware, versions and commit, in a paragraph."""
-    usual = asdict(Recipe())
+    usual, protocol = asdict(Recipe()), record["protocol"]
+    unused = () if protocol.get("schedule") == "steps" else ("milestones",)
     said = [
-        f"{name} {shown(value)}"
-        for name, value in record["protocol"].items()
-        if value != usual.get(name) and not isinstance(value, dict)
+        f"{name.replace('_', ' ')} {shown(value)}"
+        for name, value in protocol.items()
+        if (name in ALWAYS or value != usual.get(name))
+        and name not in (*unused, *PROSE)
+        and not isinstance(value, dict)
     ]
-    settings = f" ({', '.join(said)})" if said else ""
-    where = f"{record['hardware']}, torch {record['versions']['torch']}"
-    return f"Preset `{record['preset']}`{settings}; {where}, commit {record['commit']}." + (
-        f" {len(record['not_run'])} parts are not run." if record["not_run"] else ""
+    parts = [f"Preset `{record['preset']}`" + (f": {', '.join(said)}." if said else ".")]
+    parts += [f"{title}{protocol[name]}." for name, title in PROSE.items() if name in protocol]
+    parts.append(
+        f"{record['hardware']}, torch {record['versions']['torch']}, commit {record['commit']}."
     )
+    if record["not_run"]:
+        parts.append(f"{len(record['not_run'])} parts of it are not run.")
+    return " ".join(parts)
 
 
 def markdown(shown_table: Table) -> str:

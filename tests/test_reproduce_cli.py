@@ -86,10 +86,10 @@ def test_a_part_is_shown(monkeypatch, capsys, tmp_path, error, status):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(training_module, "train_here", fail)
+    monkeypatch.setattr(training_module, "train_in_turn", fail)
     command = ("reproduce", "cifar100-samples", "--preset", "smoke", "--folder", str(tmp_path))
     assert run(monkeypatch, *command) == status
     shown = capsys.readouterr().out
     assert "not run" in shown
-    assert "3 parts are not run" in shown
+    assert "3 parts of it are not run" in shown
     assert ("goes on from there" if status == 130 else "broke") in shown

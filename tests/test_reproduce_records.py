@@ -34,11 +34,11 @@ def no_training(monkeypatch):
     """Training that is interrupted at once; the list of runs that were asked for."""
     asked = []
 
-    def stop(recipe, folder, console):
+    def stop(recipe, folder, **_):
         asked.append(folder.name)
         raise Interrupted("stopped")
 
-    monkeypatch.setattr(training_module, "train_here", stop)
+    monkeypatch.setattr(training_module, "train", stop)
     return asked
 
 
@@ -73,19 +73,89 @@ def test_an_interruption_loses_nothing(experiment, data, tmp_path, no_training):
 
 
 def test_every_run_is_kept_when_it_ends(experiment, data, tmp_path, monkeypatch):
-    """What the second run fails at does not cost the first one."""
-    runs = planned_runs(experiment.plan, "paper", data)
-
-    def train(recipe, folder, console):
-        number = [run.name for run in runs].index(folder.name)
-        if number == 1:
-            raise RuntimeError("the disk is full")
-        finish(tmp_path / "runs", experiment, data, [number])
-
-    monkeypatch.setattr(training_module, "train_here", train)
-    with pytest.raises(RuntimeError, match="disk"):
+    """What the second run fails at does not cost the others."""
+    asked = trained_at_once(monkeypatch, experiment, data, tmp_path / "runs", broken=1)
+    with pytest.raises(ChildProcessError, match=r"1 of 13 runs failed: .*: the disk is full"):
         experiment.run(Request("paper", tmp_path / "runs", data))
-    assert len(load_record(tmp_path / "runs" / "toy-paper.json")["rows"]) == 1
+    assert asked == list(range(13))
+    assert len(load_record(tmp_path / "runs" / "toy-paper.json")["rows"]) == 12
+
+
+def trained_at_once(monkeypatch, experiment, data, folder, broken=None):
+    """Training that takes no time; the list of runs that were asked for, by number."""
+    runs, asked = planned_runs(experiment.plan, "paper", data), []
+
+    def train(recipe, run, **_):
+        asked.append([each.name for each in runs].index(run.name))
+        if asked[-1] == broken:
+            raise RuntimeError("the disk is full")
+        finish(folder, experiment, data, asked[-1:])
+
+    monkeypatch.setattr(training_module, "train", train)
+    monkeypatch.setattr(training_module, "result_line", str)
+    return asked
+
+
+def test_some_runs_at_a_time(experiment, data, tmp_path, monkeypatch):
+    asked = trained_at_once(monkeypatch, experiment, data, tmp_path / "runs")
+    for done in (5, 10, 13):
+        record = experiment.run(Request("paper", tmp_path / "runs", data, most=5))
+        assert len(record["rows"]) == done
+    assert asked == list(range(13))
+
+
+def test_a_record_tells_how_its_rows_were_made(experiment, data, tmp_path, monkeypatch):
+    """Not how those of today are."""
+    finish(tmp_path / "runs", experiment, data, [0])
+    trained_at_once(monkeypatch, experiment, data, tmp_path / "runs")
+    record = experiment.run(Request("paper", tmp_path / "runs", data, most=1))
+    for row in record["rows"]:
+        row |= {"hardware": "abacus", "commit": "aaaaaaa", "versions": {"torch": "0.1"}}
+    save_record(record, tmp_path / "runs")
+    record = experiment.run(Request("paper", tmp_path / "runs", data, most=1))
+    assert record["hardware"] == f"abacus; {record['rows'][-1]['hardware']}"
+    assert record["versions"]["torch"].startswith("0.1; ")
+    assert record["commit"].startswith("aaaaaaa; ")
+    assert experiment.begin("paper", tmp_path / "runs")["commit"] == record["commit"]
+
+
+def test_other_images_are_an_error(experiment, data, tmp_path, no_training):
+    finish(tmp_path / "runs", experiment, data, [0])
+    path = tmp_path / "runs" / "toy-paper.json"
+    with pytest.raises(Interrupted):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+    record = load_record(path)
+    record["rows"][0]["images"] = "0123456789abcdef"
+    save_record(record, tmp_path / "runs")
+    with pytest.raises(ValueError, match="was tested on other images"):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+
+
+def test_rows_of_another_protocol_do_not_join_a_cell(experiment, data, tmp_path):
+    """Also of a seed that is not planned."""
+    finish(tmp_path / "runs", experiment, data, list(range(13)))
+    record = experiment.run(Request("paper", tmp_path / "runs", data))
+    row = record["rows"][0]
+    other = {**row, "seed": 7, "run": "other", "settings": {**row["settings"], "epochs": 300}}
+    save_record({**record, "rows": [*record["rows"], other]}, tmp_path / "runs")
+    with pytest.raises(ValueError, match="epochs was 300 and is 3"):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+    gone = {**row, "settings": {**row["settings"], "mixup": 1}}
+    save_record({**record, "rows": [gone]}, tmp_path / "runs")
+    with pytest.raises(ValueError, match="mixup was 1 and is gone"):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+    more = {**row, "seed": 7, "run": "more"}
+    save_record({**record, "rows": [*record["rows"], more]}, tmp_path / "runs")
+    assert len(experiment.run(Request("paper", tmp_path / "runs", data))["rows"]) == 14
+
+
+def test_a_record_of_something_else(experiment, data, tmp_path):
+    finish(tmp_path / "runs", experiment, data, [0])
+    record = experiment.begin("paper")
+    path = save_record({**record, "experiment": "level-sets"}, tmp_path / "runs")
+    path.rename(tmp_path / "runs" / "toy-paper.json")
+    with pytest.raises(ValueError, match="is a record of level-sets, preset paper"):
+        experiment.run(Request("paper", tmp_path / "runs", data))
 
 
 def test_a_broken_run_is_named(experiment, data, tmp_path):
@@ -207,7 +277,8 @@ def test_figures(experiment, data, tmp_path):
         text = (tmp_path / "a" / f"toy-{name}.svg").read_text()
         assert text == (tmp_path / "b" / f"toy-{name}.svg").read_text()
     drawn = (tmp_path / "a" / "toy-noise.svg").read_text()
-    assert "smooth, published" in drawn
+    assert "smooth, Someone 2018" in drawn
+    assert "ours: preset paper, resnet18, 3 epochs" in drawn
     assert "noise p" in drawn
     assert experiment.draw(experiment.begin("paper"), tmp_path / "c") == []
 

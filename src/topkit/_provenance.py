@@ -1,10 +1,14 @@
-"""With what a number was made: processor and commit."""
+"""With what a number was made: processor, versions and commit."""
 
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).parents[2]
 """Of the checkout, if topkit is used from one."""
@@ -16,6 +20,33 @@ def processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that make the numbers."""
+    import topkit
+
+    found = {
+        "python": platform.python_version(),
+        "topkit": topkit.__version__,
+        "torch": torch.__version__,
+    }
+    for package in ("lightning", "torchvision", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def said(values: Iterable[str | None]) -> str:
+    """Different values once.
+
+    Example:
+        >>> said(["a", "b", "a", None])
+        'a; b'
+    """
+    return "; ".join(dict.fromkeys(value for value in values if value is not None))
 
 
 def commit() -> str:

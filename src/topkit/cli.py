@@ -260,7 +260,8 @@ def reproduce_command(
     ] = "fast",
     data: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="for runs, record and figures (default: in runs/reproduce)")
+        Path | None,
+        typer.Option(help="for runs, record and figures (default: runs/reproduce/NAME-PRESET)"),
     ] = None,
     at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 1,
     most: Annotated[
@@ -282,7 +283,7 @@ def reproduce_command(
         console.print(listing())
     else:
         try:
-            folder = folder or Path("runs/reproduce") / name
+            folder = folder or Path("runs/reproduce") / f"{name}-{preset}"
             request = Request(preset, folder, data, at_once, most, console)
             run_experiment(name, request, console)
         except Interrupted:

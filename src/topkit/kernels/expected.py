@@ -35,6 +35,8 @@ def expected_topk(
         plain: the same by the reference, for derivatives of higher order.
     """
     reference = None if torch.compiler.is_compiling() else plain
+    if not torch.is_grad_enabled():
+        scores = scores.detach()  # the gradient costs more than the value
     result: Tensor = _Expected.apply(
         with_whole_rows(scores), int(k), float(epsilon), window, reference
     )

@@ -222,6 +222,7 @@ def expected_kernel(
             reached = 1.0 - sum_of(counts, K)
             top = center + epsilon * (low + tl.sum(weight * reached.to(tl.float32), 0))
             if HAS_GRADIENT:
+                tl.debug_barrier()
                 out = gradient + tl.cast(row, tl.int64) * columns
                 write_shares(
                     values, classes, found, saved, segments, t, weight, out, K, SEGMENT, NODES

@@ -107,7 +107,7 @@ def _by_integrals(rows: Tensor, k: int, epsilon: float) -> Tensor:
     low, high = by_rows(partial(window, k=k), z.detach(), cost=8 * SECTIONS).unbind(1)
     cost = RULES[z.dtype].nodes * (8 + k)
     shift = by_rows(partial(integral, k=k), z, low, high, cost=cost)
-    return torch.where(known, center + epsilon * shift, kth).squeeze(1)
+    return torch.where(known, center + epsilon * shift, kth.detach()).squeeze(1)
 
 
 def within_reach(scores: Tensor, limits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 import topkit
+from topkit._provenance import said
 from topkit.reproduce.experiment import Experiment, Record, Request, new_record, save_record
 
 RESULTS = Path("benchmarks") / "results"
@@ -48,6 +49,10 @@ class Algorithms(Experiment):
     def run(self, request: Request) -> Record:
         """Read what the benchmark measured; a preset changes nothing."""
         studies = read_studies(request.data)
+        where = said(hardware(study) for study in studies.values())
+        request.say(
+            f"Nothing is measured here: these are records of `python -m benchmarks study` ({where})"
+        )
         protocol = {
             device: {key: study[key] for key in DETAILS if key in study}
             for device, study in studies.items()
@@ -55,9 +60,7 @@ class Algorithms(Experiment):
         record = new_record(self.name, request.preset, protocol)
         several = {key: [each.get(key) for each in protocol.values()] for key in DETAILS}
         record["versions"] = {key: said(several[key]) for key in ("python", "torch", "topkit")}
-        record["hardware"] = said(
-            [each.get("gpu") or each["processor"] for each in studies.values()]
-        )
+        record["hardware"] = where
         record["commit"] = said(several["commit"])
         for device, study in studies.items():
             record["rows"] += [{"device": device, **row} for row in study["time"]]
@@ -97,7 +100,10 @@ def read_studies(data: Path | None) -> dict[str, Record]:
         )
     studies = {}
     for path in paths:
-        study = json.loads(path.read_text())
+        try:
+            study = json.loads(path.read_text())
+        except ValueError:
+            study = None
         if not isinstance(study, dict) or not {"time", "stability", "processor"} <= set(study):
             raise ValueError(f"{path} is no record of `python -m benchmarks study`")
         studies["gpu" if "gpu" in study else "cpu"] = study
@@ -107,16 +113,6 @@ def read_studies(data: Path | None) -> dict[str, Record]:
 def hardware(details: Record) -> str:
     """The device of a study."""
     return str(details.get("gpu", details["processor"]))
-
-
-def said(values: list[str | None]) -> str:
-    """Different values once.
-
-    Example:
-        >>> said(["a", "b", "a", None])
-        'a; b'
-    """
-    return "; ".join(dict.fromkeys(value for value in values if value is not None))
 
 
 def times(rows: list[Record], key: str, paper: Mapping[str, tuple[int, ...]], title: str) -> Table:

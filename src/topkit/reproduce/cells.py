@@ -13,6 +13,8 @@ from topkit.reproduce.published import Published, published_numbers, quoted
 from topkit.train.statistics import Estimate, estimate
 
 METHOD = "method"
+EXACT = ("samples", 0)
+"""The exact expectation, that is infinitely many noise vectors."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,24 @@ class Results:
         if axis == METHOD:
             return [name for name in methods if any(each[METHOD] == name for each in chosen)]
         values = dict.fromkeys(each[axis] for each in chosen)
-        return sorted(values, key=lambda each: inf if each is None else each)
+        return sorted(
+            values, key=lambda each: inf if each is None or (axis, each) == EXACT else each
+        )
 
 
-def named(value: object) -> str:
-    """A value of an axis as people read it; None is a part of nothing, so all.
+def named(value: object, axis: str) -> str:
+    """A value of an axis as people read it.
 
     Example:
-        >>> named(0.0001), named(64000), named(None), named("smooth")
-        ('0.0001', '64,000', 'all', 'smooth')
+        >>> named(0.0001, "epsilon"), named(64000, "subset"), named("smooth", "method")
+        ('0.0001', '64,000', 'smooth')
+        >>> named(None, "subset"), named(None, "tau"), named(0, "samples")
+        ('all', '–', 'exact')
     """
     if value is None:
-        return "all"
+        return "all" if axis == "subset" else "–"
+    if (axis, value) == EXACT:
+        return "exact"
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)

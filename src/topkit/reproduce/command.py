@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from topkit.reproduce import EXPERIMENTS, Experiment, Request, load_record
+from topkit.reproduce import EXPERIMENTS, PRESETS, Experiment, Request, load_record
 from topkit.reproduce.experiment import Record, record_path
 from topkit.train.criterion import did_you_mean
 from topkit.train.trainer import Interrupted
@@ -33,9 +33,11 @@ def experiment(name: str) -> Experiment:
 
 def listing() -> Table:
     """All experiments, with a line on each."""
-    table = Table("experiment", "about", "repeats")
+    head = [Column(f"{preset} runs", justify="right", max_width=5) for preset in PRESETS]
+    table = Table(Column("experiment", no_wrap=True), "about", "repeats", *head)
     for name, each in EXPERIMENTS.items():
-        table.add_row(name, escape(each.title), escape("; ".join(each.papers)))
+        runs = [str(each.runs(preset) or "–") for preset in PRESETS]
+        table.add_row(name, escape(each.title), escape("; ".join(each.papers)), *runs)
     return table
 
 
@@ -59,7 +61,7 @@ def show_record(record: Record, folder: Path, console: Console) -> None:
     for table in chosen.show(record):
         console.print(table)
     if record["not_run"]:
-        console.print(f"{len(record['not_run'])} parts are not run.", highlight=False)
+        console.print(f"{len(record['not_run'])} parts of it are not run.", highlight=False)
     if find_spec("matplotlib") is None:
         console.print("No figures: they need pip install matplotlib.", highlight=False)
         return

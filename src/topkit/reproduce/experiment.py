@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import python_version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-import topkit
 from topkit._checks import check_count
 from topkit._files import write_whole
-from topkit._provenance import commit
+from topkit._provenance import commit, versions
 from topkit.train.details import hardware
 
 if TYPE_CHECKING:
@@ -62,6 +59,14 @@ class Request:
         if self.console is not None:
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
+    def track(self, rounds: range) -> Iterable[int]:
+        """Go through rounds, with a bar if anyone looks."""
+        if self.console is None:
+            return rounds
+        from rich.progress import track
+
+        return track(rounds, "rounds", console=self.console)
+
 
 class Experiment(ABC):
     """One experiment, by the name of the command line."""
@@ -71,6 +76,10 @@ class Experiment(ABC):
     """One line."""
     papers: tuple[str, ...]
     """What it repeats, for example "Berrada 2018, Table 1"."""
+
+    def runs(self, preset: str) -> int | None:
+        """How many networks are trained; None if that is not what it does."""
+        return None
 
     @abstractmethod
     def run(self, request: Request) -> Record:
@@ -158,14 +167,3 @@ def load_record(path: Path) -> Record:
     if lacking:
         raise ValueError(f"{path} is no record of topkit reproduce: it lacks {', '.join(lacking)}")
     return dict(record)
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that make the numbers."""
-    found = {"python": python_version(), "topkit": topkit.__version__, "torch": torch.__version__}
-    for package in ("lightning", "torchvision", "triton"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

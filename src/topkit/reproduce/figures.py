@@ -59,22 +59,26 @@ def _against(results: Results, part: Settings) -> Figure | None:
     lines = results.values(METHOD, part) if by_method else [part["title"]]
     values = results.values(axis, part)
     place = places(values)
-    figure, axes = _axes(part["title"], named_axis(axis), _unit(metric))
+    figure, axes = _axes(results, part["title"], named_axis(axis), _unit(metric))
     drawn = False
     for line, look in zip(lines, _looks(results.plan, lines), strict=True):
-        ours, papers = [], []
+        ours: list[tuple[float, Estimate]] = []
+        papers: dict[str, list[tuple[float, float]]] = {}
         for value in values:
             where = {**part.get("where", {}), axis: value, **({METHOD: line} if by_method else {})}
             cell = results.cell(where, metric)
             if cell.ours is not None:
                 ours.append((place[value], cell.ours))
-            papers += [(place[value], number.value) for number in cell.papers]
+            for number in cell.papers:
+                paper = number.source.split(",")[0]
+                papers.setdefault(paper, []).append((place[value], number.value))
         drawn = drawn or bool(ours)
         _line(axes, ours, str(line) if by_method else "ours", look)
-        if papers:
-            _published(axes, papers, f"{line}, published" if by_method else "published", look)
+        for paper, points in papers.items():
+            first = paper == results.numbers[0].source.split(",")[0]
+            _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
     if list(place.values()) != values:
-        axes.set_xticks(list(place.values()), [named(value) for value in values])
+        axes.set_xticks(list(place.values()), [named(value, axis) for value in values])
     return _finished(figure, axes) if drawn else None
 
 
@@ -83,7 +87,7 @@ def _curves(results: Results, part: Settings) -> Figure | None:
     name = part["curve"]
     lines = results.values(METHOD, part)
     unit = "% of scores" if name == GRADIENT else "%"
-    figure, axes = _axes(part["title"], "epoch", unit)
+    figure, axes = _axes(results, part["title"], "epoch", unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     drawn = False
     for line, look in zip(lines, _looks(results.plan, lines), strict=True):
@@ -128,7 +132,12 @@ def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
     ]
 
 
-def _axes(title: str, horizontal: str, vertical: str) -> tuple[Figure, Axes]:
+def _axes(results: Results, title: str, horizontal: str, vertical: str) -> tuple[Figure, Axes]:
+    """Axes with a title that says what ours is."""
+    protocol = results.record["protocol"]
+    shared = [str(protocol[name]) for name in ("model",) if name in protocol]
+    shared += [f"{protocol[name]} {name}" for name in ("epochs",) if name in protocol]
+    title += "\n" + ", ".join([f"ours: preset {results.record['preset']}", *shared])
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=horizontal, ylabel=vertical)
@@ -150,10 +159,13 @@ def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], label: str, look
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
-def _published(axes: Axes, points: list[tuple[float, float]], label: str, look: Any) -> None:
+def _published(
+    axes: Axes, points: list[tuple[float, float]], label: str, look: Any, first: bool
+) -> None:
+    """Hollow points, those of the second paper smaller."""
     x, y = zip(*points, strict=True)
     edge = {"edgecolors": look["color"], "marker": look["marker"]}
-    axes.scatter(x, y, s=34, facecolors="none", label=label, zorder=3, **edge)
+    axes.scatter(x, y, s=34 if first else 12, facecolors="none", label=label, zorder=3, **edge)
 
 
 def _unit(metric: str) -> str:
@@ -161,5 +173,6 @@ def _unit(metric: str) -> str:
 
 
 def _finished(figure: Figure, axes: Axes) -> Figure:
-    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    beside = (1.0, 0.5)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=beside, handlelength=3)
     return figure

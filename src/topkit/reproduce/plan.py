@@ -40,6 +40,8 @@ class DataNeeded:
     name: str
     classes: int
     get: str
+    test: int | None = None
+    """Number of test images, where it is always the same."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def parse_plan(name: str, text: str) -> Plan:
     where = f"{name}.yaml"
     known = {each: each not in ("published", "figures", "curves", "views") for each in FIELDS}
     _check_keys(where, content, known)
-    _check_keys(f"{where}, data", content["data"], dict.fromkeys(("name", "classes", "get"), True))
+    needed = {"name": True, "classes": True, "get": True, "test": False}
+    _check_keys(f"{where}, data", content["data"], needed)
     presets = {
         each: _preset(f"{where}, preset {each}", given, content["methods"])
         for each, given in content["presets"].items()

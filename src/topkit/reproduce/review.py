@@ -48,12 +48,12 @@ class Review(TrainingExperiment):
         for row in record["rows"]:
             if "not_finite" not in row and resumable(folder / row["run"] / LAST):
                 row["not_finite"] = counts(folder / row["run"])
-        if any("epoch_seconds" not in row for row in record["rows"]):
+        names = {row["method"] for row in record["rows"]}
+        if BASE in names and any("epoch_seconds" not in row for row in record["rows"]):
             request.say("Timing epochs of all methods, in turn.")
-            names = dict.fromkeys(row["method"] for row in record["rows"])
-            times = time_methods([run for run in runs if run.method in names], request.preset)
+            times = time_methods([run for run in runs if run.method in names], request)
             for row in record["rows"]:
-                row |= times[row["method"]]
+                row |= times.get(row["method"], {})
         save_record(record, folder)
         return record
 
@@ -84,11 +84,12 @@ def counts(run: Path) -> dict[str, int] | None:
     return {name: int(state[place]) for name, place in found.items()}
 
 
-def time_methods(runs: list[Planned], preset: str) -> dict[str, dict[str, float]]:
+def time_methods(runs: list[Planned], request: Request) -> dict[str, dict[str, float]]:
     """Seconds of an epoch with each method, and how many times cross-entropy's that is."""
     first = {run.method: run.recipe for run in reversed(runs)}
-    setting = timed_setting(next(iter(first.values())), preset)
-    seconds = epoch_seconds(setting, {name: criterion(recipe) for name, recipe in first.items()})
+    setting = timed_setting(next(iter(first.values())), request.preset)
+    losses = {name: criterion(recipe) for name, recipe in first.items()}
+    seconds = epoch_seconds(setting, losses, request.track)
     return {
         name: {
             "epoch_seconds": round(median(found), 5),
@@ -134,7 +135,7 @@ def overflow_table(record: Record) -> Table:
     for row in record["rows"]:
         found = row.get("not_finite")
         if found is not None:
-            cells = [row["method"], named(row["settings"]["tau"]), str(row["seed"])]
+            cells = [row["method"], named(row["settings"]["tau"], "tau"), str(row["seed"])]
             cells += [f"{found['first']:,}" if found["first"] else "–"]
             cells += [f"{found[each]:,}" for each in ("losses", "gradients")]
             share = (found["losses"] + found["gradients"]) / (found["calls"] * batch)

@@ -30,7 +30,7 @@ def row_of(run: Planned, folder: Path, curves: Iterable[str], views: bool) -> di
         ``validation``: the best of all epochs by length of the list; ``training``: that of the last
         epoch; ``gradient``: share of the scores with a gradient, by epoch; ``curves``; ``views``;
         ``classes``, ``epoch`` (of the checkpoint that was tested, the first is 1), ``epochs``,
-        ``seconds`` and ``hardware``.
+        ``seconds``, ``hardware``, ``versions``, ``commit``; ``images``: a hash of the test images.
     """
     try:
         finished = read_run(folder)
@@ -52,6 +52,9 @@ def row_of(run: Planned, folder: Path, curves: Iterable[str], views: bool) -> di
         "epochs": len(finished.epochs),
         "seconds": finished.result["seconds"],
         "hardware": finished.result["hardware"],
+        "versions": finished.result["versions"],
+        "commit": finished.result.get("commit", "unknown"),
+        "images": finished.images,
     }
     if views:
         row["views"] = views_of(folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -46,7 +46,9 @@ class Setting:
         return self.images // self.batch
 
 
-def epoch_seconds(setting: Setting, losses: Mapping[str, Loss]) -> dict[str, list[float]]:
+def epoch_seconds(
+    setting: Setting, losses: Mapping[str, Loss], shown: Callable[[range], Iterable[int]] = iter
+) -> dict[str, list[float]]:
     """Seconds of an epoch with each loss, one for each round.
 
     Losses take turns, in another order each round: so whatever slows the machine down for a while
@@ -55,6 +57,7 @@ def epoch_seconds(setting: Setting, losses: Mapping[str, Loss]) -> dict[str, lis
     Args:
         setting: what is trained.
         losses: functions of logits and labels, by name.
+        shown: what shows progress over the rounds.
     """
     step = training_step(setting)
     once = {}
@@ -64,7 +67,7 @@ def epoch_seconds(setting: Setting, losses: Mapping[str, Loss]) -> dict[str, lis
     slow = {name for name, each in once.items() if each > SLOW * min(once.values())}
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in range(setting.rounds):
+    for _ in shown(range(setting.rounds)):
         for name in order.sample(list(losses), len(losses)):
             steps = max(1, setting.steps // PART) if name in slow else setting.steps
             found = timed(step, losses[name], steps) / steps

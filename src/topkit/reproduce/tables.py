@@ -16,7 +16,7 @@ ABOVE, BELOW = "▲", "▼"
 """Ours is above a published number, or below it."""
 MARKS = "abcdefgh"
 AXES = {"noise": "noise p", "epsilon": "ε", "samples": "noise vectors B", "k": "K", METHOD: ""}
-AXES["subset"] = "training images"
+AXES |= {"subset": "training images", "tau": "τ"}
 
 
 def show_tables(plan: Plan, record: Record) -> list[Table]:
@@ -32,7 +32,7 @@ def _table(results: Results, part: Settings) -> Table:
     for value in results.values(part["rows"], part):
         where = {**part.get("where", {}), part["rows"]: value}
         cells = [results.cell({**where, **more}, metric) for _, more, metric in columns]
-        rows.append((named(value), cells))
+        rows.append((named(value, part["rows"]), cells))
     every = [cell for _, cells in rows for cell in cells]
     sources = dict.fromkeys(number.source for cell in every for number in cell.papers)
     marks = dict(zip(sources, MARKS, strict=False))
@@ -57,8 +57,9 @@ def _columns(results: Results, part: Settings) -> list[tuple[str, Settings, str]
         return [(title_of(metric), {}, metric) for metric in metrics]
     several = len(metrics) > 1
     return [
-        (f"{named(each)}, {title_of(metric)}" if several else named(each), {axis: each}, metric)
+        (f"{title}, {title_of(metric)}" if several else title, {axis: each}, metric)
         for each in results.values(axis, part)
+        for title in [named(each, axis)]
         for metric in metrics
     ]
 
@@ -118,4 +119,6 @@ def _meaning(results: Results, part: Settings, cells: list[Cell]) -> str:
     if not any(cell.ours for cell in cells):
         return f"Not run with the preset {preset}."
     percent = "" if part["metrics"] == [NON_ZERO] else " in %"
+    if NON_ZERO in part["metrics"] and percent:
+        percent = ", accuracies in %"
     return f"Ours{percent}: mean ± standard deviation (seeds), preset {preset}."

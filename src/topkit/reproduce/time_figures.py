@@ -57,7 +57,7 @@ def draw_epochs(record: Record, folder: Path) -> list[Path]:
         axes.set_xticks(lengths, map(str, lengths))
         axes.set_yticks(ticks, map(str, ticks))
         axes.minorticks_off()
-        axes.legend(fontsize=9)
+        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         axes.set_title(f"{record['protocol']['model']}, {record['hardware']}", fontsize=10)
         return save(figure, folder, record["experiment"])
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from rich.console import Console
+import torch
 from rich.table import Table
 
+from topkit._provenance import said
 from topkit.data import load
 from topkit.reproduce.experiment import (
     Experiment,
@@ -21,10 +23,12 @@ from topkit.reproduce.grid import NOT_RECORDED, Planned, plain, planned_runs, pr
 from topkit.reproduce.plan import DataNeeded, Plan, Settings
 from topkit.reproduce.rows import row_of
 from topkit.reproduce.tables import show_tables
+from topkit.train.details import digest
 from topkit.train.engine import RECIPE, train
 from topkit.train.finished import shown
 from topkit.train.recipe import Recipe
-from topkit.train.several import is_finished, result_line, train_all
+from topkit.train.several import is_finished, raise_failed, result_line, train_all
+from topkit.train.trainer import Interrupted
 
 
 class TrainingExperiment(Experiment):
@@ -38,21 +42,31 @@ class TrainingExperiment(Experiment):
         self.plan = plan
         self.name, self.title, self.papers = plan.name, plan.title, plan.papers
 
+    def runs(self, preset: str) -> int:
+        """How many networks are trained."""
+        return len({run.name for run in planned_runs(self.plan, preset)})
+
     def run(self, request: Request) -> Record:
         """Train what the record lacks; it is written with every run that ends."""
-        preset, folder = request.preset, request.folder
-        own = "data" in self.plan.presets[preset].settings
-        if not own:
-            check_data(self.plan.data, request.data)
-        runs = planned_runs(self.plan, preset, None if own else request.data)
+        preset, folder, data, images = request.preset, request.folder, None, None
+        if "data" not in self.plan.presets[preset].settings:
+            images = check_data(self.plan.data, request.data)
+            data = None if request.data is None else request.data.resolve()
+        runs = planned_runs(self.plan, preset, data)
         record = self.begin(preset, folder)
+        for row in record["rows"]:
+            if None not in (images, row["images"]) and images != row["images"]:
+                raise ValueError(
+                    f"{row['run']} of {record_path(folder, self.name, preset)} was tested on other "
+                    f"images than those of {data}: choose another --folder, or the data of before"
+                )
         rows = {(row["method"], row["run"]): row for row in record["rows"]}
 
         def keep(finished: Path) -> None:
             for run in runs:
                 if run.name == finished.name:
                     row = row_of(run, finished, self.plan.curves, self.plan.views)
-                    rows[run.method, run.name] = {**row, "commit": record["commit"]}
+                    rows[run.method, run.name] = row
             fill(record, runs, rows)
             save_record(record, folder)
 
@@ -64,12 +78,12 @@ class TrainingExperiment(Experiment):
         save_record(record, folder)
         request.say(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are there.")
         left = dict(list(left.items())[: request.most])
+        if left and preset != "smoke" and not torch.cuda.is_available():
+            request.say("There is no GPU here: a run may take days (--preset smoke takes seconds).")
         if request.at_once > 1:
             train_all(left, at_once=request.at_once, console=request.console, finished=keep)
         else:
-            for path, recipe in left.items():
-                train_here(recipe, path, request.console)
-                keep(path)
+            train_in_turn(left, request, keep)
         return record
 
     def begin(self, preset: str, folder: Path | None = None) -> Record:
@@ -77,7 +91,10 @@ class TrainingExperiment(Experiment):
         runs = planned_runs(self.plan, preset)
         record = new_record(self.name, preset, protocol_of(runs))
         path = None if folder is None else record_path(folder, self.name, preset)
-        rows = {} if path is None or not path.exists() else rows_before(path, runs, record)
+        rows = {}
+        if path is not None and path.exists():
+            grids = self.plan.presets[preset].grids
+            rows = rows_before(path, runs, record, {name for grid in grids for name in grid})
         fill(record, runs, rows)
         return record
 
@@ -103,38 +120,61 @@ def fill(record: Record, runs: list[Planned], rows: dict[tuple[str, str], Record
     ordered = [each for each in keys if each in rows] + [each for each in rows if each not in keys]
     record["rows"] = [rows[each] for each in ordered]
     record["not_run"] = [run.row for run in runs if key(run) not in rows]
+    if rows:  # as they were made, which is not always here and now
+        found = list(rows.values())
+        names = dict.fromkeys(name for row in found for name in row["versions"])
+        record["versions"] = {n: said(row["versions"].get(n) for row in found) for n in names}
+        record["hardware"] = said(row["hardware"] for row in found)
+        record["commit"] = said(row["commit"] for row in found)
 
 
-def train_here(recipe: Recipe, folder: Path, console: Console | None) -> None:
-    """Train in this process, from the last checkpoint if there is one."""
-    if console is not None:
-        console.print(f"{folder.name}", highlight=False, soft_wrap=True)
-    train(recipe, folder, resume=(folder / RECIPE).exists(), console=console)
-    if console is not None:
-        console.print(result_line(folder), highlight=False)
+def train_in_turn(
+    runs: Mapping[Path, Recipe], request: Request, keep: Callable[[Path], object]
+) -> None:
+    """Train in this process, each from its last checkpoint; one that fails does not end others."""
+    failed: dict[Path, BaseException] = {}
+    for folder, recipe in runs.items():
+        request.say(folder.name)
+        try:
+            train(recipe, folder, resume=(folder / RECIPE).exists(), console=request.console)
+        except Interrupted:
+            raise
+        except Exception as error:
+            failed[folder] = error
+            continue
+        keep(folder)
+        request.say(result_line(folder))
+    raise_failed(failed, len(runs))
 
 
-def rows_before(path: Path, runs: list[Planned], record: Record) -> dict[tuple[str, str], Record]:
+def rows_before(
+    path: Path, runs: list[Planned], record: Record, axes: Collection[str]
+) -> dict[tuple[str, str], Record]:
     """The rows of an earlier record, if they have the settings that are asked for now.
 
-    What a recipe did not have then has its default, and rows that are no longer planned stay.
+    What a recipe did not have then has its default. Rows that are no longer planned stay if they
+    differ from a planned run of their method in nothing but axes of the grids and the seed.
     """
     old, common = load_record(path), record["protocol"]
+    if (old["experiment"], old["preset"]) != (record["experiment"], record["preset"]):
+        raise ValueError(f"{path} is a record of {old['experiment']}, preset {old['preset']}")
     same = {(run.method, run.seed, repr(recorded(plain(run.recipe)))): run for run in runs}
-    named = {key(run): run for run in runs}
     rows = {}
     for row in old["rows"]:
         before = recorded({**plain(Recipe()), **old["protocol"], **row["settings"]})
         run = same.get((row["method"], row["seed"], repr(before)))
         name = row["run"] if run is None else run.name
-        if run is None and (row["method"], name) in named:
-            now = plain(named[row["method"], name].recipe)
+        fixed = {n: v for n, v in before.items() if n not in axes}
+        alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
+        differing = [said for now in alike if (said := changes(fixed, now))]
+        if run is None and alike and len(differing) == len(alike):
             raise ValueError(
-                f"{path} is of another protocol ({name}: {changes(before, now)}): choose another "
-                "--folder, or move it away"
+                f"{path} is of another protocol ({name}: {min(differing, key=len)}): choose "
+                "another --folder, or move it away"
             )
         settings = {n: v for n, v in before.items() if n not in common or common[n] != v}
-        rows[row["method"], name] = {**row, "run": name, "settings": settings}
+        made = {"versions": old["versions"], "images": None, **row}
+        rows[row["method"], name] = {**made, "run": name, "settings": settings}
     return rows
 
 
@@ -150,19 +190,26 @@ def changes(before: Settings, now: Settings) -> str:
         >>> changes({"k": 5, "epochs": 3}, {"k": 5, "epochs": 4})
         'epochs was 3 and is 4'
     """
-    changed = [name for name in before if before[name] != now[name]]
-    return "; ".join(f"{n} was {shown(before[n])} and is {shown(now[n])}" for n in changed)
+    changed = [name for name in before if name not in now or before[name] != now[name]]
+    return "; ".join(
+        f"{name} was {shown(before[name])} and is {shown(now[name]) if name in now else 'gone'}"
+        for name in changed
+    )
 
 
-def check_data(needed: DataNeeded, data: Path | None) -> None:
-    """Require the data set of an experiment."""
+def check_data(needed: DataNeeded, data: Path | None) -> str | None:
+    """Require the data set of an experiment; returns a hash of its test images in memory."""
     if data is None:
         raise ValueError(f"this needs --data PATH, the place of {needed.name}: get {needed.get}")
     if not data.exists():
         raise FileNotFoundError(f"there is no {data}; {needed.name} is: {needed.get}")
-    classes = len(load(data).classes)
-    if classes != needed.classes:
-        raise ValueError(
-            f"{needed.name} has {needed.classes:,} classes, {data} has {classes:,}: get "
-            f"{needed.get}"
-        )
+    dataset = load(data)
+    for what, expected, found in (
+        ("classes", needed.classes, len(dataset.classes)),
+        ("test images", needed.test, len(dataset.test)),
+    ):
+        if expected not in (None, found):
+            raise ValueError(
+                f"{needed.name} has {expected:,} {what}, {data} has {found:,}: get {needed.get}"
+            )
+    return digest(dataset.test)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 import topkit
 from topkit import models
+from topkit._provenance import commit, versions
 from topkit.data import Dataset, Split, cutout, random_crop
 from topkit.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
 from topkit.train.criterion import build_loss, gradient_scale
@@ -221,11 +221,8 @@ def finish(
             for average, values in accuracy.items()
         },
         "seconds": round(seconds, 1),
-        "versions": {
-            "topkit": topkit.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
+        "commit": commit(),
         "hardware": hardware(next(network.parameters()).device),
     }
     write_json(run / DETAILS, details(dataset, logits, epochs))

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from pathlib import Path
 from queue import Empty
@@ -46,7 +47,8 @@ def train_all(
     """Train by each recipe, in processes of their own.
 
     A finished run with this recipe is left as it is, an interrupted one is continued. Ctrl-C stops
-    all after their current step, with checkpoints. A run that fails does not end the others.
+    all after their current step, with checkpoints. A run that fails does not end the others, a
+    process that is killed does.
 
     Args:
         runs: recipes by folder.
@@ -75,18 +77,33 @@ def train_all(
         pool.shutdown(wait=True, cancel_futures=True)
     if any(isinstance(error, Interrupted) for error in failed.values()):
         raise Interrupted("stopped; the same command goes on from there")
+    raise_failed(failed, len(runs))
+
+
+def raise_failed(failed: Mapping[Path, BaseException], runs: int) -> None:
+    """Say which of so many runs failed, and why, if any did."""
+    if any(isinstance(error, BrokenProcessPool) for error in failed.values()):
+        raise ChildProcessError(
+            f"a process that trained was killed, perhaps for want of memory, which ended the "
+            f"others: {len(failed)} of {runs} runs are left; the same command goes on from there"
+        )
     if failed:
-        said = "; ".join(f"{folder}: {error}" for folder, error in failed.items())
-        raise ChildProcessError(f"{len(failed)} of {len(runs)} runs failed: {said}")
+        said = "; ".join(
+            f"{folder}: {str(error) or type(error).__name__}" for folder, error in failed.items()
+        )
+        raise ChildProcessError(f"{len(failed)} of {runs} runs failed: {said}")
 
 
 def is_finished(folder: Path, recipe: Recipe) -> bool:
     """Whether a folder has the result of a recipe; of another one is an error."""
     if not (folder / RECIPE).exists():
         return False
-    if load_recipe(folder / RECIPE) != recipe:
+    found = load_recipe(folder / RECIPE)
+    if found != recipe:
+        there, asked = differences([found, recipe])
         raise FileExistsError(
-            f"{folder} has a run of another recipe: remove it, or choose another folder"
+            f"{folder} has a run of another recipe, {there} instead of {asked}: move it away, or "
+            "choose another folder"
         )
     return (folder / RESULT).exists()
 
