@@ -1,15 +1,12 @@
 """Where and with what a measurement was made."""
 
 import json
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import topkit
-from topkit._provenance import commit, processor
+from topkit._provenance import commit, processor, versions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,22 +40,18 @@ def read(name: str) -> dict[str, Any] | None:
 
 def describe(device: torch.device) -> dict[str, str]:
     """Hardware, versions and commit, for the record."""
+    found = versions()
     record = {
         "processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "topkit": topkit.__version__,
+        **{name: found[name] for name in ("python", "torch", "topkit")},
         "commit": commit(),
     }
     if device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
-        record |= {"gpu": gpu, "cuda": str(torch.version.cuda), "triton": installed("triton")}
+        record |= {
+            "gpu": gpu,
+            "cuda": str(torch.version.cuda),
+            "triton": found.get("triton", "none"),
+        }
     return record
-
-
-def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,16 +16,21 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoar
 
 @pytest.fixture
 def npz(tmp_path):
-    """Six patterns of 8×8 pixels in the format of users."""
+    """Data in the format of users."""
+    return write_patterns(tmp_path / "toy.npz", noise=40)
+
+
+def write_patterns(path: Path, noise: float, **more: np.ndarray) -> Path:
+    """Six patterns of 8×8 pixels."""
     stream = np.random.default_rng(0)
     patterns = stream.integers(0, 256, (6, 8, 8))
     arrays = {}
     for split, count in (("train", 96), ("test", 36)):
         labels = np.arange(count) % 6
-        noisy = patterns[labels] + stream.normal(0, 40, (count, 8, 8))
+        noisy = patterns[labels] + stream.normal(0, noise, (count, 8, 8))
         arrays |= {f"x_{split}": noisy.clip(0, 255).astype(np.uint8), f"y_{split}": labels}
-    np.savez(tmp_path / "toy.npz", **arrays)
-    return tmp_path / "toy.npz"
+    np.savez(path, **arrays, **more)
+    return path
 
 
 def run(monkeypatch, *arguments: str) -> int:

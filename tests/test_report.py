@@ -2,7 +2,6 @@
 
 import base64
 import re
-import sys
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 
 from finished_runs import CLASSES, RECIPE, write_run, write_runs
-from topkit import cli
+from test_cli import run, write_patterns
 from topkit.report import write_report
 from topkit.report.colours import COLOURS, DARK_PAGE, LIGHT_PAGE, styles
 from topkit.report.examples import IMAGES, choose, png
@@ -51,25 +50,11 @@ def train(monkeypatch, *arguments: str) -> None:
     assert run(monkeypatch, "train", *arguments) == 0
 
 
-def run(monkeypatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["topkit", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    return exit.value.code or 0
-
-
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     """Two runs on six patterns, whose names are dangerous."""
-    stream = np.random.default_rng(0)
-    patterns = stream.integers(0, 256, (6, 8, 8))
-    arrays = {}
-    for split, count in (("train", 96), ("test", 36)):
-        labels = np.arange(count) % 6
-        noisy = patterns[labels] + stream.normal(0, 60, (count, 8, 8))
-        arrays |= {f"x_{split}": noisy.clip(0, 255).astype(np.uint8), f"y_{split}": labels}
-    np.savez(tmp_path / "toy.npz", classes=np.array(CLASSES), **arrays)
-    shared = f"--data {tmp_path / 'toy.npz'} --epochs 1 --batch-size 16 --k 2".split()
+    data = write_patterns(tmp_path / "toy.npz", noise=60, classes=np.array(CLASSES))
+    shared = f"--data {data} --epochs 1 --batch-size 16 --k 2".split()
     folders = []
     for loss in ("cross-entropy", "smooth"):
         folders.append(tmp_path / loss)

@@ -12,7 +12,7 @@ and made again for one segment at a time, from the last to the first.
 import triton
 import triton.language as tl
 
-from topkit.kernels.row_state import as_score, multiple, no_heads, take_heads
+from topkit.kernels.row_state import as_score, multiple, row_heads
 
 NEARLY = tl.constexpr(1e-6)
 """Probability beyond the window of integration, at either end."""
@@ -185,13 +185,7 @@ def expected_kernel(
     node = tl.arange(0, NODES)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = scores + tl.cast(row, tl.int64) * tl.cast(multiple(stride, ALIGNED), tl.int64)
-        heads, places = no_heads(1, K, SLOTS)
-        spoilt = 0
-        for begin in range(0, columns, BLOCK):
-            column = begin + tl.arange(0, BLOCK)[None, :]
-            x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
-            spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
-            x, heads, places, _ = take_heads(x, column, heads, places)
+        heads, _, spoilt = row_heads(line, columns, K, SLOTS, BLOCK)
         center = as_score(tl.min(tl.min(heads, 1), 0))
         top = tl.where(spoilt > 0, float("nan"), center)
         if (spoilt == 0) & (tl.abs(center) < float("inf")):

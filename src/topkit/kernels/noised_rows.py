@@ -18,6 +18,7 @@ from topkit.kernels.row_state import (
     as_score,
     multiple,
     no_heads,
+    row_heads,
     take_heads,
 )
 
@@ -98,13 +99,7 @@ def row_bound(
 
     In no sample is the K-th largest below the least of the K largest scores with their noise.
     """
-    heads, places = no_heads(1, K, SLOTS)
-    spoilt = 0
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)[None, :]
-        x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
-        spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
-        x, heads, places, _ = take_heads(x, column, heads, places)
+    heads, places, spoilt = row_heads(line, columns, K, SLOTS, BLOCK)
     bound = as_score(tl.min(tl.min(heads, 1), 0)) - 2 * FARTHEST * epsilon
     if bound > float("-inf"):
         slots = tl.arange(0, SLOTS)[None, :]

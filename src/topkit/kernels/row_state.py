@@ -73,6 +73,19 @@ def take_heads(x, classes, heads, places):
 
 
 @triton.jit
+def row_heads(line, columns, K: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys and places of the K largest scores of a row, and whether some score is not a number."""
+    heads, places = no_heads(1, K, SLOTS)
+    spoilt = 0
+    for begin in range(0, columns, BLOCK):
+        column = begin + tl.arange(0, BLOCK)[None, :]
+        x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
+        spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
+        x, heads, places, _ = take_heads(x, column, heads, places)
+    return heads, places, spoilt
+
+
+@triton.jit
 def relative(x, threshold, rate, PRECISION: tl.constexpr):
     """``exp((x − threshold) / temperature)`` for ``rate`` = log2(e) / temperature.
 

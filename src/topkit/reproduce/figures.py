@@ -25,6 +25,8 @@ from topkit.train.statistics import Estimate, estimate
 SIZE = (6.4, 3.8)
 FORMATS = ("svg", "png")
 LOOK = {**SETTINGS, "grid.color": "#d9dce1"}
+TITLED = {"model": "{}", "epochs": "{} epochs"}
+"""What titles tell of a protocol."""
 EVEN = 20
 """Places whose largest gap is this many times the smallest one are drawn at even distances."""
 
@@ -70,12 +72,11 @@ def _against(results: Results, part: Settings) -> Figure | None:
             if cell.ours is not None:
                 ours.append((place[value], cell.ours))
             for number in cell.papers:
-                paper = number.source.split(",")[0]
-                papers.setdefault(paper, []).append((place[value], number.value))
+                papers.setdefault(number.paper, []).append((place[value], number.value))
         drawn = drawn or bool(ours)
         _line(axes, ours, str(line) if by_method else "ours", look)
         for paper, points in papers.items():
-            first = paper == results.numbers[0].source.split(",")[0]
+            first = paper == results.numbers[0].paper
             _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
     if list(place.values()) != values:
         axes.set_xticks(list(place.values()), [named(value, axis) for value in values])
@@ -135,8 +136,7 @@ def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
 def _axes(results: Results, title: str, horizontal: str, vertical: str) -> tuple[Figure, Axes]:
     """Axes with a title that says what ours is."""
     protocol = results.record["protocol"]
-    shared = [str(protocol[name]) for name in ("model",) if name in protocol]
-    shared += [f"{protocol[name]} {name}" for name in ("epochs",) if name in protocol]
+    shared = [form.format(protocol[name]) for name, form in TITLED.items() if name in protocol]
     title += "\n" + ", ".join([f"ours: preset {results.record['preset']}", *shared])
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
@@ -172,7 +172,12 @@ def _unit(metric: str) -> str:
     return "scores" if metric == NON_ZERO else f"{title_of(metric)}, %"
 
 
-def _finished(figure: Figure, axes: Axes) -> Figure:
+def legend_beside(axes: Axes) -> None:
+    """A legend that covers nothing."""
     beside = (1.0, 0.5)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=beside, handlelength=3)
+
+
+def _finished(figure: Figure, axes: Axes) -> Figure:
+    legend_beside(axes)
     return figure

@@ -20,6 +20,11 @@ class Published(NamedTuple):
     std: float | None
     """Standard deviation over seeds, where the paper prints one."""
 
+    @property
+    def paper(self) -> str:
+        """Without the table."""
+        return self.source.split(",")[0]
+
 
 def published_numbers(plan: Plan) -> list[Published]:
     """All numbers that a plan quotes."""

@@ -55,11 +55,13 @@ def _columns(results: Results, part: Settings) -> list[tuple[str, Settings, str]
     axis, metrics = part.get("columns"), part["metrics"]
     if axis is None:
         return [(title_of(metric), {}, metric) for metric in metrics]
-    several = len(metrics) > 1
+
+    def suffix(metric: str) -> str:
+        return f", {title_of(metric)}" if len(metrics) > 1 else ""
+
     return [
-        (f"{title}, {title_of(metric)}" if several else title, {axis: each}, metric)
+        (f"{named(each, axis)}{suffix(metric)}", {axis: each}, metric)
         for each in results.values(axis, part)
-        for title in [named(each, axis)]
         for metric in metrics
     ]
 
@@ -118,7 +120,6 @@ def _meaning(results: Results, part: Settings, cells: list[Cell]) -> str:
     preset = results.record["preset"]
     if not any(cell.ours for cell in cells):
         return f"Not run with the preset {preset}."
-    percent = "" if part["metrics"] == [NON_ZERO] else " in %"
-    if NON_ZERO in part["metrics"] and percent:
-        percent = ", accuracies in %"
+    counted = [metric == NON_ZERO for metric in part["metrics"]]
+    percent = "" if all(counted) else ", accuracies in %" if any(counted) else " in %"
     return f"Ours{percent}: mean ± standard deviation (seeds), preset {preset}."

@@ -14,7 +14,7 @@ from topkit.report.svg import SETTINGS
 from topkit.reproduce.algorithms import CLASSES, TABLE_3, TABLE_4, hardware
 from topkit.reproduce.epoch_time import BASE, PUBLISHED
 from topkit.reproduce.experiment import Record
-from topkit.reproduce.figures import SIZE, save
+from topkit.reproduce.figures import SIZE, legend_beside, save
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
@@ -57,7 +57,7 @@ def draw_epochs(record: Record, folder: Path) -> list[Path]:
         axes.set_xticks(lengths, map(str, lengths))
         axes.set_yticks(ticks, map(str, ticks))
         axes.minorticks_off()
-        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        legend_beside(axes)
         axes.set_title(f"{record['protocol']['model']}, {record['hardware']}", fontsize=10)
         return save(figure, folder, record["experiment"])
 

@@ -164,14 +164,15 @@ def rows_before(
         before = recorded({**plain(Recipe()), **old["protocol"], **row["settings"]})
         run = same.get((row["method"], row["seed"], repr(before)))
         name = row["run"] if run is None else run.name
-        fixed = {n: v for n, v in before.items() if n not in axes}
-        alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
-        differing = [said for now in alike if (said := changes(fixed, now))]
-        if run is None and alike and len(differing) == len(alike):
-            raise ValueError(
-                f"{path} is of another protocol ({name}: {min(differing, key=len)}): choose "
-                "another --folder, or move it away"
-            )
+        if run is None:
+            fixed = {n: v for n, v in before.items() if n not in axes}
+            alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
+            least = min((changes(fixed, now) for now in alike), key=len, default="")
+            if least:
+                raise ValueError(
+                    f"{path} is of another protocol ({name}: {least}): choose another --folder, "
+                    "or move it away"
+                )
         settings = {n: v for n, v in before.items() if n not in common or common[n] != v}
         made = {"versions": old["versions"], "images": None, **row}
         rows[row["method"], name] = {**made, "run": name, "settings": settings}

@@ -143,6 +143,8 @@ class Classifier(L.LightningModule):
 
     def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
         """Images with parts of others, the others' labels, and the weight of their own labels."""
+        if not self.recipe.cutmix:
+            return images, labels, 1.0
         stream = generator(self.recipe.seed, "cutmix", self.global_step, self.global_rank)
         if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
             return images, labels, 1.0
