@@ -89,6 +89,7 @@ def test_interrupted_and_resumed(monkeypatch, capsys, npz, tmp_path):
         (["--k", "6"], "k=6 must be less than the 6 classes"),
         (["--data", "nowhere"], "nowhere"),
         (["--gamma", "2"], "'smooth' has no gamma"),
+        (["--loss", "topk-cross-entropy", "--first-guess", "1"], "first_guess must be at least 0"),
         (["--resume"], "--resume needs --run"),
         (["--option", "classes"], "NAME=VALUE"),
         (["--batch-size", "1000"], "lower the batch size"),

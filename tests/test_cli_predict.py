@@ -130,6 +130,8 @@ def test_probabilities_of_each_loss():
         torch.testing.assert_close(shown(loss=loss, head="cosine"), largest(probabilities))
     sharper = largest(topkit.topk_marginals(logits / (2 * 0.3), 2))
     torch.testing.assert_close(shown(loss="smooth", tau=0.3), sharper)
+    listed = largest(topkit.topk_marginals(logits, 2))
+    torch.testing.assert_close(shown(loss="topk-cross-entropy", first_guess=0.5), listed)
     scaled = largest((10 * logits).softmax(1))
     torch.testing.assert_close(shown(loss="ldam", scale=10.0), scaled)
     assert meaning(Recipe(loss="ldam"), 5) == "probability to be the class"

@@ -1,8 +1,7 @@
 """On a CUDA device: the CPU's results by kernels, and no waiting for the device."""
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,21 +10,13 @@ from torch import Tensor, nn
 import topkit
 import topkit.functional as TF
 from losses_table import LOSSES, Loss
+from synchronisation import no_synchronisation
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CLASSES = 300
-
-
-@pytest.fixture
-def no_synchronisation() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def run(loss: Loss, device: str, dtype: torch.dtype, kind: str, k: int) -> list[torch.Tensor]:
@@ -66,7 +57,8 @@ def test_same_as_cpu(loss, dtype, kind, k):
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("k", [5, 20, 40])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-def test_no_synchronisation(loss, k, label_smoothing, no_synchronisation):
+@no_synchronisation()
+def test_no_synchronisation(loss, k, label_smoothing):
     input = torch.randn(40, CLASSES, device="cuda", requires_grad=True)
     target = torch.randint(CLASSES, (40,), device="cuda")
     arguments = loss.arguments(CLASSES, k)
@@ -75,7 +67,8 @@ def test_no_synchronisation(loss, k, label_smoothing, no_synchronisation):
 
 @pytest.mark.parametrize("operator", [topkit.log_esp, topkit.topk_marginals, topkit.noised_topk])
 @pytest.mark.parametrize("k", [5, 40])
-def test_operators_without_synchronisation(operator, k, no_synchronisation):
+@no_synchronisation()
+def test_operators_without_synchronisation(operator, k):
     scores = torch.randn(8, CLASSES, device="cuda", requires_grad=True)
     operator(scores, k).sum().backward()
 
@@ -224,7 +217,8 @@ def test_masked_and_ignored():
 @each_loss
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-def test_kernels_do_not_synchronise(criterion, reduction, shape, no_synchronisation):
+@no_synchronisation()
+def test_kernels_do_not_synchronise(criterion, reduction, shape):
     logits, target = problem(*shape)
     criterion = type(criterion)(criterion.k, reduction=reduction)
     with topkit.use_backend("kernel"):

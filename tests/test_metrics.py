@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from synchronisation import no_synchronisation
 from test_bad_input import raises
-from test_topk_accuracy import Unseen, no_synchronisation
+from test_topk_accuracy import Unseen
 from topkit.functional import topk_accuracy
 from topkit.metrics import AverageKAccuracy, SetCoverage, SetSize, TopKAccuracy
 

@@ -1,9 +1,6 @@
 """Top-k accuracy against sorting, against torchmetrics, and where scores tie or are missing."""
 
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchmetrics.functional.classification import multiclass_accuracy
 
 import topkit
+from synchronisation import no_synchronisation
 from test_bad_input import raises
 from topkit.functional import target_rank, topk_accuracy
 
@@ -26,17 +24,6 @@ SHAPES = [(C,), (5, C), (5, C, 3), (2, C, 3, 4), (0, C), (0, C, 2), (2, C, 0)]
 
 every_average = pytest.mark.parametrize("average", ["micro", "macro", "none"])
 few_examples = settings(max_examples=100, deadline=None, derandomize=True)
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def is_right(row: list[float], label: int, k: int) -> bool:

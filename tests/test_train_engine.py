@@ -19,6 +19,7 @@ from torch import Tensor
 from topkit import topk_accuracy
 from topkit.data import Dataset, Split, hold_out
 from topkit.train import Interrupted, Recipe, load_run, train
+from topkit.train.criterion import build_loss
 from topkit.train.engine import make_network, predictions, take_weights
 from topkit.train.files import load_checkpoint
 from topkit.train.module import Classifier, follow
@@ -246,17 +247,22 @@ def test_mixed_images(whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cutmix", [0.0, 1.0])
-def test_the_loss_of_mixed_images(cutmix):
-    recipe = Recipe(loss="cross-entropy", cutmix=cutmix, k=2)
+@pytest.mark.parametrize(
+    ("loss", "options"), [("cross-entropy", {}), ("topk-cross-entropy", {"first_guess": 0.3})]
+)
+def test_the_loss_of_mixed_images(loss, options, cutmix):
+    """Against that of class probabilities."""
+    recipe = Recipe(loss=loss, cutmix=cutmix, k=2, **options)
+    criterion = build_loss(loss, 2, torch.ones(CLASSES), recipe.loss_options())
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
-    module = Classifier(network, torch.nn.CrossEntropyLoss(), recipe, CLASSES, 1)
+    module = Classifier(network, criterion, recipe, CLASSES, 1)
     module.log = lambda *_, **__: None
     images, labels = torch.randn(9, 1, 8, 8), torch.arange(9) % CLASSES
-    loss = module.training_step((images, labels), 0)
+    found = module.training_step((images, labels), 0)
     mixed, others, own = module._mixed(images, labels)
     soft = torch.stack([torch.nn.functional.one_hot(y, CLASSES) for y in (labels, others)])
     soft = own * soft[0] + (1 - own) * soft[1]
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(network(mixed), soft))
+    torch.testing.assert_close(found, criterion(network(mixed), soft))
     assert (own < 1) == bool(cutmix)
 
 

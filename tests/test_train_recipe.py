@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import topkit
+from topkit.functional import topk_cross_entropy
 from topkit.train.criterion import LOSSES, build_loss, gradient_scale
 from topkit.train.recipe import Recipe, load_recipe
 from topkit.train.signature import Signature, build_network
@@ -45,6 +46,7 @@ def test_numbers_of_yaml(tmp_path):
         ("patience: 0", "patience must be at least 1, got 0"),
         ("k: 0", "k must be at least 1"),
         ("gamma: 2", "'smooth' has no gamma; it takes tau, margin"),
+        ("first_guess: 0.5", "'smooth' has no first_guess"),
         ("match_gradient: 1", "match_gradient must be true or false"),
         ("data: 3", "data must be a word"),
         ("k:", "k must be an integer, got None"),
@@ -88,6 +90,23 @@ def test_options_reach_the_loss():
     assert (loss.k, loss.epsilon, loss.samples) == (3, 0.7, None)
     with pytest.raises(ValueError, match="has no option tau"):
         build_loss("noised", 3, COUNTS, {"tau": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("k", "share", "lengths"), [(3, 0.3, {1: 0.3, 3: 0.7}), (3, 0.0, 3), (1, 0.3, 1)], ids=str
+)
+def test_the_first_guess(k, share, lengths):
+    options = Recipe(loss="topk-cross-entropy", first_guess=share).loss_options()
+    criterion = build_loss("topk-cross-entropy", k, COUNTS, options)
+    assert criterion.k == lengths
+    logits, labels = torch.randn(4, 7), torch.arange(4)
+    assert torch.equal(criterion(logits, labels), topk_cross_entropy(logits, labels, lengths))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_shares_of_the_first_guess(share):
+    with pytest.raises(ValueError, match=f"at least 0 and less than 1, got {share:g}"):
+        build_loss("topk-cross-entropy", 3, COUNTS, {"first_guess": share})
 
 
 def test_margins_by_count():

@@ -13,6 +13,7 @@ from torch.autograd.functional import hessian, jacobian
 
 import topkit
 from losses_table import CLASSES, LOSSES, Loss, problem
+from synchronisation import no_synchronisation
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -245,7 +246,6 @@ def test_reads_no_values_off_the_cpu(loss, kind, k, label_smoothing):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_loss
 @every_kind
@@ -258,11 +258,8 @@ def test_cuda_does_not_wait(loss, kind, k):
     expected = gradient(lambda x: loss(x, target, **arguments, **fixed), input)
     cuda = {n: v.cuda() if isinstance(v, Tensor) else v for n, v in (arguments | fixed).items()}
     input, target = input.cuda().requires_grad_(), target.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         (actual,) = torch.autograd.grad(loss(input, target, **cuda), input)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-6)
 
 

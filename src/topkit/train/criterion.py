@@ -37,6 +37,15 @@ class LossInfo:
         return "scale" not in self.options
 
 
+def make_topk_cross_entropy(k: int, first_guess: float = 0.0) -> topkit.TopKCrossEntropyLoss:
+    """The loss of random lists, of which a share ``first_guess`` has one class, the others k."""
+    if not 0 <= first_guess < 1:
+        raise ValueError(f"first_guess must be at least 0 and less than 1, got {first_guess:g}")
+    if first_guess == 0 or k == 1:
+        return topkit.TopKCrossEntropyLoss(k)
+    return topkit.TopKCrossEntropyLoss({1: first_guess, k: 1 - first_guess})
+
+
 LOSSES = {
     "cross-entropy": LossInfo(nn.CrossEntropyLoss, "the usual loss, for one guess", takes_k=False),
     "smooth": LossInfo(
@@ -46,7 +55,9 @@ LOSSES = {
         gradient_is_one_in_k=True,
     ),
     "topk-cross-entropy": LossInfo(
-        topkit.TopKCrossEntropyLoss, "−log of the probability that a list holds the label"
+        make_topk_cross_entropy,
+        "−log of the probability that a list holds the label",
+        ("first_guess",),
     ),
     "noised": LossInfo(
         topkit.NoisedTopKLoss,

@@ -18,7 +18,7 @@ SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 NOISES = ("superclass", "block", "symmetric")
 AVERAGES = ("micro", "macro")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-LOSS_OPTIONS = ("tau", "margin", "epsilon", "samples", "scale", "gamma")
+LOSS_OPTIONS = ("tau", "margin", "epsilon", "samples", "scale", "gamma", "first_guess")
 
 
 def setting(help: str, default: Any = MISSING, **options: Any) -> Any:
@@ -54,6 +54,9 @@ class Recipe:
     samples: int | None = setting("noise vectors; 0 for the exact expectation", None)
     scale: float | None = setting("scale of a loss for cosine scores", None)
     gamma: float | None = setting("exponent of the focal loss", None)
+    first_guess: float | None = setting(
+        "share of lists of one in top-k cross-entropy, which trains the order, too", None
+    )
     match_gradient: bool = setting(
         "multiply the loss such that cross-entropy's learning rate fits it", True
     )
