@@ -9,7 +9,7 @@ from rich.table import Table
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
 from topkit.reproduce import EXPERIMENTS, Experiment, load_record
-from topkit.reproduce.experiment import record_path
+from topkit.reproduce.experiment import not_run, record_path
 from topkit.reproduce.training import TrainingExperiment
 from topkit.train.finished import shown
 from topkit.train.recipe import Recipe
@@ -86,7 +86,7 @@ def made_by(record: Record) -> str:
         f"{record['hardware']}, torch {record['versions']['torch']}, commit {record['commit']}."
     )
     if record["not_run"]:
-        parts.append(f"{len(record['not_run'])} parts of it are not run.")
+        parts.append(not_run(record))
     return " ".join(parts)
 
 

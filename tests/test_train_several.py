@@ -1,9 +1,11 @@
 """Several runs at once: the same as one by one, continued, and none lost by another's failure."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from test_train_engine import assert_same_weights, stop_at, toy
-from topkit.train import Interrupted, Recipe, train
+from topkit.train import Interrupted, Recipe, several, train
 from topkit.train.several import differences, is_finished, train_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -91,8 +93,60 @@ def test_differences():
     assert differences([base, *others]) == ["epochs 30", "tau 0.5, epochs 30", "epochs 3"]
 
 
+def in_group(runs: dict[Path, Recipe], script: Path) -> subprocess.Popen[bytes]:
+    """A process with a group of its own that trains two runs at once."""
+    script.write_text(
+        "import time, warnings; warnings.simplefilter('ignore')\n"
+        "if __name__ != '__main__':\n"  # a process that starts
+        "    print('starting', flush=True)\n"
+        "    time.sleep(0.5)\n"
+        "from pathlib import Path\n"
+        "from topkit.train import several\n"
+        "from topkit.train.recipe import Recipe\n"
+        "if __name__ == '__main__':\n"
+        f"    runs = {{Path(folder): Recipe().with_changes(settings) for folder, settings in "
+        f"{[(str(folder), vars(recipe)) for folder, recipe in runs.items()]!r}}}\n"
+        "    try:\n"
+        "        several.train_all(runs, at_once=2)\n"
+        "    except several.Interrupted as stopped:\n"
+        "        print(stopped)\n"
+    )
+    command = [sys.executable, str(script)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+posix = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups of POSIX")
+
+
+@posix
+@pytest.mark.parametrize("to_all", [True, False])
+def test_ctrl_c_while_processes_start(recipes, tmp_path, to_all):
+    """Nothing is begun, and they end without a word; also if the first process alone hears it."""
+    runs = in_folders(recipes, tmp_path / "runs")
+    process = in_group(runs, tmp_path / "script.py")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in runs] == [b"starting\n"] * len(runs)
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert output == b"stopped; the same command goes on from there\n"
+    assert not any(run.exists() for run in runs)
+
+
+def test_ctrl_c_of_the_first_process_alone(recipes, tmp_path, monkeypatch):
+    """Runs look whether it came, and stop with a checkpoint."""
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr(several, "_stop", stop)
+    monkeypatch.setattr(several, "_queue", queue.Queue())
+    with pytest.raises(Interrupted, match="stopped after step 2"):
+        train(recipes[0], tmp_path, callbacks=[several._Tell(tmp_path, recipes[0])])
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups of POSIX")
+@posix
 @pytest.mark.parametrize("killed", [False, True])
 def test_ctrl_c(recipes, whole, tmp_path, killed):
     """All runs stop with a checkpoint, also if the process that began them is killed.
@@ -103,23 +157,7 @@ def test_ctrl_c(recipes, whole, tmp_path, killed):
     runs = in_folders(longer, tmp_path)
     waiting = in_folders([longer[0].with_changes({"seed": 2})], tmp_path / "waiting")
     everything = {**runs, **waiting}
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "from pathlib import Path\n"
-        "from topkit.train.recipe import Recipe\n"
-        "from topkit.train.several import Interrupted, train_all\n"
-        "if __name__ == '__main__':\n"
-        f"    runs = {{Path(folder): Recipe().with_changes(settings) for folder, settings in "
-        f"{[(str(folder), vars(recipe)) for folder, recipe in everything.items()]!r}}}\n"
-        "    try:\n"
-        "        train_all(runs, at_once=2)\n"
-        "    except Interrupted as stopped:\n"
-        "        print(stopped)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, start_new_session=True
-    )
+    process = in_group(everything, tmp_path / "script.py")
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
         if all((run / "checkpoints" / "last.ckpt").exists() for run in runs):

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from topkit.reproduce import EXPERIMENTS, PRESETS, Experiment, Request, load_record
-from topkit.reproduce.experiment import Record, record_path
+from topkit.reproduce.experiment import Record, not_run, record_path
 from topkit.train.criterion import did_you_mean
 from topkit.train.trainer import Interrupted
 
@@ -61,7 +61,7 @@ def show_record(record: Record, folder: Path, console: Console) -> None:
     for table in chosen.show(record):
         console.print(table)
     if record["not_run"]:
-        console.print(f"{len(record['not_run'])} parts of it are not run.", highlight=False)
+        console.print(not_run(record), highlight=False)
     if find_spec("matplotlib") is None:
         console.print("No figures: they need pip install matplotlib.", highlight=False)
         return

@@ -167,3 +167,14 @@ def load_record(path: Path) -> Record:
     if lacking:
         raise ValueError(f"{path} is no record of topkit reproduce: it lacks {', '.join(lacking)}")
     return dict(record)
+
+
+def not_run(record: Record) -> str:
+    """How much of an experiment is not run.
+
+    Example:
+        >>> not_run({"not_run": ["one"]}), not_run({"not_run": ["one", "another"]})
+        ('1 part of it is not run.', '2 parts of it are not run.')
+    """
+    left = len(record["not_run"])
+    return "1 part of it is not run." if left == 1 else f"{left} parts of it are not run."

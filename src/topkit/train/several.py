@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from queue import Empty
@@ -26,7 +27,7 @@ from topkit._checks import check_count
 from topkit.train.engine import RECIPE, RESULT, train
 from topkit.train.progress import summary
 from topkit.train.recipe import Recipe, load_recipe
-from topkit.train.trainer import Interrupted
+from topkit.train.trainer import Interrupted, stop_after_step
 
 
 class News(NamedTuple):
@@ -63,15 +64,16 @@ def train_all(
     if not left:
         return
     spawn = multiprocessing.get_context("spawn")
-    queue = spawn.Queue()
+    queue, stop = spawn.Queue(), spawn.Event()
     threads = max(1, torch.get_num_threads() // at_once)
-    pool = ProcessPoolExecutor(at_once, spawn, _begin, (queue, threads))
+    pool = ProcessPoolExecutor(at_once, spawn, _begin, (queue, stop, threads))
     names = dict(zip(left, differences(list(left.values())), strict=True))
     try:
-        futures = {pool.submit(_train, recipe, folder): folder for folder, recipe in left.items()}
+        with _ctrl_c_waits():  # for the processes, too, until they can deal with it
+            futures = {pool.submit(_train, each, folder): folder for folder, each in left.items()}
         failed = _follow(futures, names, queue, console, finished)
     except KeyboardInterrupt:
-        pool.shutdown(wait=True, cancel_futures=True)
+        stop.set()
         raise Interrupted("stopped; the same command goes on from there") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -139,6 +141,8 @@ class _Tell(Callback):
         if done >= self.said + 1 / 300:
             self.said = done
             _queue.put(News(self.folder, done, self.results))
+            if _stop.is_set():  # Ctrl-C may reach the first process alone, as in notebooks
+                stop_after_step(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.results = summary(trainer.callback_metrics, self.k)
@@ -146,16 +150,32 @@ class _Tell(Callback):
 
 _queue: Any = None
 """Of a process that trains: where it says how far it is."""
-_stopped = False
-"""Of a process that trains: whether Ctrl-C came, after which it begins no other run."""
+_stop: Any = None
+"""Of all processes: the event that Ctrl-C came, after which no run begins."""
 _idle = threading.Event()
 """Of a process that trains: between runs."""
 _idle.set()
 
 
-def _begin(queue: Any, threads: int) -> None:
-    global _queue
-    _queue = queue
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Hold Ctrl-C back until the end, and in processes that start here until they want it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(queue: Any, stop: Any, threads: int) -> None:
+    global _queue, _stop
+    _queue, _stop = queue, stop
+    signal.signal(signal.SIGINT, _remember)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(threads)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
 
@@ -171,18 +191,24 @@ def _stop_with_parent() -> None:
     os._exit(1)  # nobody is left to hand out another run, nor to read what is in the queue
 
 
+def _remember(number: int, frame: Any) -> None:
+    """Ctrl-C between runs."""
+    _stop.set()
+
+
 def _train(recipe: Recipe, folder: Path) -> None:
-    global _stopped
-    if _stopped:  # the pool hands out a run more than it trains, and cannot take it back
-        raise Interrupted("not begun")
-    resume = (folder / RECIPE).exists()
     _idle.clear()
+    between = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if _stop.is_set():  # the pool hands out a run more than it trains, and cannot take it back
+            raise Interrupted("not begun")
+        resume = (folder / RECIPE).exists()
         train(recipe, folder, resume=resume, callbacks=[_Tell(folder, recipe)])
-    except (Interrupted, KeyboardInterrupt):
-        _stopped = True
-        raise
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        _stop.set()
+        raise Interrupted("stopped") from stopped
     finally:
+        signal.signal(signal.SIGINT, between)
         _idle.set()
 
 

@@ -133,6 +133,13 @@ class StopAfterStep(Callback):
         self.asked = True
 
 
+def stop_after_step(trainer: L.Trainer) -> None:
+    """Do as after Ctrl-C."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, StopAfterStep):
+            callback.asked = True
+
+
 def make_trainer(
     recipe: Recipe,
     run: Path,
