@@ -9,7 +9,9 @@ from rich.table import Table
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
 from topkit.reproduce import EXPERIMENTS, Experiment, load_record
+from topkit.reproduce.cells import METHOD, Results
 from topkit.reproduce.experiment import not_run, record_path
+from topkit.reproduce.tables import spread
 from topkit.reproduce.training import TrainingExperiment
 from topkit.train.finished import shown
 from topkit.train.recipe import Recipe
@@ -20,6 +22,8 @@ RECORDS = RESULTS / "reproduce"
 IMAGES = ROOT / "docs" / "images" / "reproduce"
 PRESETS = ("paper", "fast")
 NOT_RUN = "Not run yet."
+COMPARED = ("cross-entropy", "smooth", "mixed lists")
+"""Methods of the small table."""
 ALWAYS = ("batch_size", "learning_rate", "schedule", "weight_decay")
 """Settings of training that are said even where they are the usual ones."""
 PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
@@ -29,6 +33,8 @@ PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
 def tables() -> Iterator[tuple[str, str]]:
     """The text of every experiment, by the name of its pair of comments."""
     yield "reproduce", overview()
+    if short := confused_labels():
+        yield "reproduce-short", short
     for name, experiment in EXPERIMENTS.items():
         yield f"reproduce-{name}", text(experiment)
 
@@ -45,6 +51,28 @@ def overview() -> str:
         found = "; ".join(map(state, records(experiment))) or "not run"
         rows.append((f"`{name}`", "; ".join(experiment.papers), found))
     return table(("experiment", "what it repeats", "state"), rows)
+
+
+def confused_labels() -> str:
+    """The main result in a small table: top-5 accuracy by noise, beside the papers' best."""
+    experiment = EXPERIMENTS["cifar100-noise"]
+    assert isinstance(experiment, TrainingExperiment)
+    found = [each for each in records(experiment) if each["preset"] == "fast"]
+    if not found:
+        return ""
+    results, where = Results(experiment.plan, found[0]), {"noise_kind": "block"}
+    rows, part = [], {"where": where, "methods": list(COMPARED)}
+    for p in results.values("noise", part):
+        cells = {
+            method: results.cell({**where, "noise": p, METHOD: method}, "test top-5")
+            for method in experiment.plan.methods
+        }
+        ours = [cells[method].ours for method in COMPARED]
+        if any(ours):
+            best = max((each.value for cell in cells.values() for each in cell.papers), default=0)
+            said = ["–" if each is None else f"{spread(each)} ({each.n})" for each in ours]
+            rows.append((f"{p:g}", f"{best:.2f}" if best else "–", *said))
+    return table(("p", "papers' best", *COMPARED), rows) + "\n\n" + made_where(found[0])
 
 
 def state(record: Record) -> str:
@@ -82,12 +110,14 @@ def made_by(record: Record) -> str:
     ]
     parts = [f"Preset `{record['preset']}`" + (f": {', '.join(said)}." if said else ".")]
     parts += [f"{title}{protocol[name]}." for name, title in PROSE.items() if name in protocol]
-    parts.append(
-        f"{record['hardware']}, torch {record['versions']['torch']}, commit {record['commit']}."
-    )
+    parts.append(made_where(record))
     if record["not_run"]:
         parts.append(not_run(record))
     return " ".join(parts)
+
+
+def made_where(record: Record) -> str:
+    return f"{record['hardware']}, torch {record['versions']['torch']}, commit {record['commit']}."
 
 
 def markdown(shown_table: Table) -> str:
