@@ -81,7 +81,7 @@ def test_the_small_table(records):
         finished(record, fits[0], top5)
     save_record(record, records)
     shown = dict(reproduce_tables.tables())["reproduce-short"].splitlines()
-    assert shown[2:4] == ["| 0.2 | 90.68 | – | 92.50\xa0±\xa00.71 (2) | – |", ""]
+    assert shown[2:4] == ["| 0.2 | 90.68 | – | 92.50\xa0±\xa00.71 (2) | – | – |", ""]
 
 
 def test_readme_has_a_place_for_the_small_table():

@@ -7,7 +7,7 @@ import pytest
 
 from finished_runs import CLASSES
 from reproduce_toys import TOY, cells, finish, toy_plan
-from topkit.reproduce import RECORD, Request, load_record, save_record
+from topkit.reproduce import EXPERIMENTS, RECORD, Request, load_record, save_record
 from topkit.reproduce import training as training_module
 from topkit.reproduce.experiment import record_path
 from topkit.reproduce.grid import planned_runs
@@ -257,6 +257,16 @@ def test_tables_of_a_part(experiment):
     assert shown["0.5", "cross-entropy"] == ["not run", "30.00 ± 0.50 a"]
     assert shown["0", "smooth"] == ["not run"]
     assert "Not run with the preset paper" in experiment.show(record)[0].caption
+
+
+def test_no_table_of_methods_that_a_preset_does_not_have():
+    experiment = EXPERIMENTS["cifar100-noise"]
+    titles = {
+        preset: [table.title for table in experiment.show(experiment.begin(preset))]
+        for preset in ("paper", "fast")
+    }
+    (without,) = set(titles["fast"]) - set(titles["paper"])
+    assert "without CutMix" in without
 
 
 def test_other_data_has_no_published_numbers(experiment):

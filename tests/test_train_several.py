@@ -5,9 +5,9 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,26 +123,54 @@ posix = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process grou
 @posix
 @pytest.mark.parametrize("to_all", [True, False])
 def test_ctrl_c_while_processes_start(recipes, tmp_path, to_all):
-    """Nothing is begun, and they end without a word; also if the first process alone hears it."""
+    """Nothing is begun, and they end without a word; also if the first process alone hears it.
+
+    Pressing it again does no harm.
+    """
     runs = in_folders(recipes, tmp_path / "runs")
     process = in_group(runs, tmp_path / "script.py")
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in runs] == [b"starting\n"] * len(runs)
-    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+    for _ in range(2):
+        (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+        time.sleep(0.1)
     output, _ = process.communicate(timeout=120)
     assert output == b"stopped; the same command goes on from there\n"
+    assert process.returncode == 0
     assert not any(run.exists() for run in runs)
 
 
 def test_ctrl_c_of_the_first_process_alone(recipes, tmp_path, monkeypatch):
     """Runs look whether it came, and stop with a checkpoint."""
-    stop = threading.Event()
-    stop.set()
-    monkeypatch.setattr(several, "_stop", stop)
+    monkeypatch.setattr(several, "_stop", SimpleNamespace(value=True))
     monkeypatch.setattr(several, "_queue", queue.Queue())
     with pytest.raises(Interrupted, match="stopped after step 2"):
         train(recipes[0], tmp_path, callbacks=[several._Tell(tmp_path, recipes[0])])
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+
+def test_ctrl_c_is_held_back():
+    before = signal.getsignal(signal.SIGINT)
+    with several._ctrl_c_held() as heard:
+        signal.raise_signal(signal.SIGINT)
+    assert heard
+    assert signal.getsignal(signal.SIGINT) == before
+    with several._ctrl_c_held() as heard:
+        pass
+    assert not heard
+
+
+def test_an_error_here_stops_the_runs(recipes, tmp_path):
+    """As if the disk were full when a run is recorded: the error arrives, and nothing trains on."""
+
+    def full(folder: Path) -> None:
+        raise OSError("no space")
+
+    longer = [recipes[0].with_changes({"epochs": 100, "seed": seed}) for seed in (2, 3)]
+    runs = in_folders([recipes[0], *longer], tmp_path)
+    with pytest.raises(OSError, match="no space"):
+        train_all(runs, finished=full)
+    assert [(run / "result.json").exists() for run in runs] == [True, False, False]
 
 
 @pytest.mark.slow

@@ -20,9 +20,10 @@ AXES |= {"subset": "training images", "tau": "τ"}
 
 
 def show_tables(plan: Plan, record: Record) -> list[Table]:
-    """All tables of an experiment."""
+    """All tables of an experiment, but those of methods that the preset does not have."""
     results = Results(plan, record)
-    return [_table(results, part) for part in plan.tables]
+    tables = [_table(results, part) for part in plan.tables]
+    return [table for table in tables if table.row_count and len(table.columns) > 1]
 
 
 def _table(results: Results, part: Settings) -> Table:

@@ -64,19 +64,24 @@ def train_all(
     if not left:
         return
     spawn = multiprocessing.get_context("spawn")
-    queue, stop = spawn.Queue(), spawn.Event()
+    queue, stop = spawn.Queue(), spawn.RawValue("b")
     threads = max(1, torch.get_num_threads() // at_once)
     pool = ProcessPoolExecutor(at_once, spawn, _begin, (queue, stop, threads))
     names = dict(zip(left, differences(list(left.values())), strict=True))
     try:
-        with _ctrl_c_waits():  # for the processes, too, until they can deal with it
+        with _ctrl_c_held() as heard:
             futures = {pool.submit(_train, each, folder): folder for folder, each in left.items()}
+        if heard:
+            raise KeyboardInterrupt
         failed = _follow(futures, names, queue, console, finished)
-    except KeyboardInterrupt:
-        stop.set()
-        raise Interrupted("stopped; the same command goes on from there") from None
+    except BaseException as error:
+        stop.value = True
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted("stopped; the same command goes on from there") from None
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        with _ctrl_c_held():  # left in the middle, the pool would never end
+            pool.shutdown(wait=True, cancel_futures=True)
     if any(isinstance(error, Interrupted) for error in failed.values()):
         raise Interrupted("stopped; the same command goes on from there")
     raise_failed(failed, len(runs))
@@ -141,8 +146,8 @@ class _Tell(Callback):
         if done >= self.said + 1 / 300:
             self.said = done
             _queue.put(News(self.folder, done, self.results))
-            if _stop.is_set():  # Ctrl-C may reach the first process alone, as in notebooks
-                stop_after_step(trainer)
+        if _stop.value:
+            stop_after_step(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.results = summary(trainer.callback_metrics, self.k)
@@ -151,33 +156,47 @@ class _Tell(Callback):
 _queue: Any = None
 """Of a process that trains: where it says how far it is."""
 _stop: Any = None
-"""Of all processes: the event that Ctrl-C came, after which no run begins."""
+"""Of all processes: whether to stop after the current step, and begin nothing else. No lock guards
+it, so it can be set at any moment, by a signal or by whom is killed next."""
 _idle = threading.Event()
 """Of a process that trains: between runs."""
 _idle.set()
 
 
 @contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Hold Ctrl-C back until the end, and in processes that start here until they want it."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _ctrl_c_held() -> Iterator[list[int]]:
+    """Hold Ctrl-C back, here and in processes that start here until they want it.
+
+    Yields a list that is not empty in the end if it came.
+    """
+    heard: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
+    masks = hasattr(signal, "pthread_sigmask")  # not on Windows
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else ()
     try:
-        yield
+        yield heard
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _begin(queue: Any, stop: Any, threads: int) -> None:
     global _queue, _stop
     _queue, _stop = queue, stop
-    signal.signal(signal.SIGINT, _remember)
+    queue.cancel_join_thread()  # what nobody reads is not worth waiting for
+    signal.signal(signal.SIGINT, _ask)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(threads)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
+
+
+def _ask(number: int, frame: Any) -> None:
+    """On Ctrl-C, but in training steps, which have their own way."""
+    _stop.value = True
 
 
 def _stop_with_parent() -> None:
@@ -185,30 +204,22 @@ def _stop_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    if not _idle.is_set():
-        os.kill(os.getpid(), signal.SIGINT)
+    _stop.value = True
     _idle.wait()
     os._exit(1)  # nobody is left to hand out another run, nor to read what is in the queue
 
 
-def _remember(number: int, frame: Any) -> None:
-    """Ctrl-C between runs."""
-    _stop.set()
-
-
 def _train(recipe: Recipe, folder: Path) -> None:
     _idle.clear()
-    between = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if _stop.is_set():  # the pool hands out a run more than it trains, and cannot take it back
+        if _stop.value:  # the pool hands out a run more than it trains, and cannot take it back
             raise Interrupted("not begun")
         resume = (folder / RECIPE).exists()
         train(recipe, folder, resume=resume, callbacks=[_Tell(folder, recipe)])
     except (Interrupted, KeyboardInterrupt) as stopped:
-        _stop.set()
+        _stop.value = True
         raise Interrupted("stopped") from stopped
     finally:
-        signal.signal(signal.SIGINT, between)
         _idle.set()
 
 
