@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,16 @@ def test_ctrl_c_of_the_first_process_alone(recipes, tmp_path, monkeypatch):
     with pytest.raises(Interrupted, match="stopped after step 2"):
         train(recipes[0], tmp_path, callbacks=[several._Tell(tmp_path, recipes[0])])
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+
+def test_ctrl_c_between_steps(monkeypatch):
+    """Reading data, say, ends at once; between runs it is remembered."""
+    monkeypatch.setattr(several, "_stop", SimpleNamespace(value=False))
+    several._ask(signal.SIGINT, None)
+    assert several._stop.value
+    monkeypatch.setattr(several, "_idle", threading.Event())
+    with pytest.raises(KeyboardInterrupt):
+        several._ask(signal.SIGINT, None)
 
 
 def test_ctrl_c_is_held_back():

@@ -74,12 +74,10 @@ def train_all(
         if heard:
             raise KeyboardInterrupt
         failed = _follow(futures, names, queue, console, finished)
-    except BaseException as error:
-        stop.value = True
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted("stopped; the same command goes on from there") from None
-        raise
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; the same command goes on from there") from None
     finally:
+        stop.value = True  # whatever went wrong here, nothing trains on
         with _ctrl_c_held():  # left in the middle, the pool would never end
             pool.shutdown(wait=True, cancel_futures=True)
     if any(isinstance(error, Interrupted) for error in failed.values()):
@@ -156,8 +154,8 @@ class _Tell(Callback):
 _queue: Any = None
 """Of a process that trains: where it says how far it is."""
 _stop: Any = None
-"""Of all processes: whether to stop after the current step, and begin nothing else. No lock guards
-it, so it can be set at any moment, by a signal or by whom is killed next."""
+"""Of all processes: whether to stop after the current step, and begin nothing else. It has no lock,
+which a signal handler would wait for, or a killed process keep."""
 _idle = threading.Event()
 """Of a process that trains: between runs."""
 _idle.set()
@@ -195,8 +193,10 @@ def _begin(queue: Any, stop: Any, threads: int) -> None:
 
 
 def _ask(number: int, frame: Any) -> None:
-    """On Ctrl-C, but in training steps, which have their own way."""
+    """On Ctrl-C: begin nothing else, and leave what is begun; training steps have their own way."""
     _stop.value = True
+    if not _idle.is_set():
+        raise KeyboardInterrupt
 
 
 def _stop_with_parent() -> None:
@@ -210,8 +210,8 @@ def _stop_with_parent() -> None:
 
 
 def _train(recipe: Recipe, folder: Path) -> None:
-    _idle.clear()
     try:
+        _idle.clear()
         if _stop.value:  # the pool hands out a run more than it trains, and cannot take it back
             raise Interrupted("not begun")
         resume = (folder / RECIPE).exists()
