@@ -9,6 +9,7 @@ from rich.console import Console
 from topkit.reproduce import EXPERIMENTS, RECORD, Request, epoch_time, step_time
 from topkit.reproduce.epoch_time import BASE, LENGTHS, PUBLISHED, SETTINGS, candidates
 from topkit.reproduce.step_time import Setting, epoch_seconds, ratio, training_step
+from topkit.train.study_losses import SummationTopKLoss
 
 EXPERIMENT = EXPERIMENTS["epoch-time"]
 TINY = Setting("convnet", batch=2, images=6, classes=7, size=16, rounds=4)
@@ -48,6 +49,14 @@ def test_slow_losses_are_timed_on_fewer_steps_and_scaled(clock):
         "slow": [280.0],
     }
     assert sorted(clock["seen"][4:]) == [("fast", 40), ("slow", 4)]
+
+
+def test_losses_with_buffers_go_where_steps_are(clock, monkeypatch):
+    monkeypatch.setattr(step_time, "device", lambda: torch.device("meta"))
+    loss = SummationTopKLoss()
+    clock[loss] = 1.0
+    epoch_seconds(TINY, {"summation": loss})
+    assert loss.calls.is_meta
 
 
 def test_ratios_are_those_of_the_same_round():

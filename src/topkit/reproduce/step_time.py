@@ -62,6 +62,8 @@ def epoch_seconds(
     step = training_step(setting)
     once = {}
     for name, loss in losses.items():
+        if isinstance(loss, nn.Module):  # some count in buffers
+            loss.to(device())
         timed(step, loss, WARM)
         once[name] = timed(step, loss, 1)
     slow = {name for name, each in once.items() if each > SLOW * min(once.values())}
@@ -75,26 +77,31 @@ def epoch_seconds(
     return seconds
 
 
+def device() -> torch.device:
+    """Where steps are timed: on the GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def training_step(setting: Setting) -> Callable[[Loss], None]:
     """A step of SGD on random images, with any loss."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    where = device()
     source = torch.Generator().manual_seed(0)
     shape = (setting.batch, 3, setting.size, setting.size)
-    images = torch.randn(shape, generator=source).to(device, memory_format=torch.channels_last)
-    labels = torch.randint(setting.classes, (setting.batch,), generator=source).to(device)
+    images = torch.randn(shape, generator=source).to(where, memory_format=torch.channels_last)
+    labels = torch.randint(setting.classes, (setting.batch,), generator=source).to(where)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = models.build(setting.model, setting.classes, channels=3)
-    network.to(device).to(memory_format=torch.channels_last).train()
+    network.to(where).to(memory_format=torch.channels_last).train()
     forward: Callable[[Tensor], Tensor] = network
     if setting.compile:  # as topkit train does
         torch.backends.cudnn.benchmark = True
         forward = torch.compile(network, mode="reduce-overhead")
-    optimizer = _optimizer(network, device)
+    optimizer = _optimizer(network, where)
     half = setting.precision == "bf16-mixed"
 
     def step(loss: Loss) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with torch.autocast(where.type, torch.bfloat16, enabled=half):
             value = loss(forward(images), labels)
         optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
@@ -103,7 +110,7 @@ def training_step(setting: Setting) -> Callable[[Loss], None]:
     return step
 
 
-def _optimizer(network: nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def _optimizer(network: nn.Module, where: torch.device) -> torch.optim.Optimizer:
     """The learning rate is small, such that scores stay finite on labels that mean nothing."""
     return torch.optim.SGD(
         network.parameters(),
@@ -111,7 +118,7 @@ def _optimizer(network: nn.Module, device: torch.device) -> torch.optim.Optimize
         momentum=0.9,
         weight_decay=1e-4,
         nesterov=True,
-        fused=device.type == "cuda",
+        fused=where.type == "cuda",
     )
 
 
