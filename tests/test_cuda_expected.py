@@ -9,6 +9,7 @@ from torch import Tensor
 import topkit
 from synchronisation import no_synchronisation
 from topkit import expected_topk
+from topkit.functional import noised_topk_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +62,33 @@ def test_largest_problem():
     exact = expected_topk(scores[:2].double(), 6, 1.0)
     torch.testing.assert_close(value[:2].double(), exact, rtol=0, atol=ERROR)
     torch.testing.assert_close(gradient.sum(1), torch.ones_like(value), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(3000, 100), (33, 1001), (4, 33_000)], ids=str)
+@pytest.mark.parametrize("epsilon", [0.2, 1.0])
+def test_loss(shape, epsilon, reduction):
+    """Against the reference, with all options."""
+    rows, classes = shape
+    logits = 3 * torch.randn(shape, device="cuda")
+    target = torch.randint(classes, (rows,), device="cuda")
+    target[::7] = -100
+    options = {
+        "weight": torch.rand(classes, device="cuda"),
+        "margin": torch.rand(classes, device="cuda"),
+        "reduction": reduction,
+    }
+    results = []
+    for backend, scores in (("kernel", logits), ("reference", logits.double())):
+        with topkit.use_backend(backend):
+            results.append(
+                value_and_gradient(
+                    lambda s: noised_topk_loss(s, target, 5, epsilon, None, scale=2.0, **options),
+                    scores,
+                )
+            )
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), exact.double(), rtol=1e-5, atol=4 * ERROR)
 
 
 def loss(reduction: str = "mean") -> Callable[[Tensor], Tensor]:

@@ -6,6 +6,7 @@ Public functions run on tensors without memory, and what they would launch is co
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,12 @@ NOISED = [
     (BOTH, 5, 8, 33_000, fp16),
     (OLD, 1, 256, 100, fp32, "none", "margin weight"),
     (NEW, 10, 64, 1001, bf16, "sum", "margin"),
+    (NEW, 63, 256, 100, bf16),
+]
+EXACT = [
+    (BOTH, 5, 256, 100, bf16),
+    (OLD, 1, 8, 33_000, fp16, "none", "margin weight"),
+    (NEW, 49, 64, 1000, fp32, "sum", "margin"),
 ]
 OPERATORS = [
     (BOTH, 5, 8, 33_000, bf16),
@@ -178,6 +185,12 @@ def test_noised_loss(capability, case, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
+@each(EXACT)
+def test_exact_noised_loss(capability, case, launches, tmp_path):
+    loss(partial(TF.noised_topk_loss, samples=None), *case)
+    check(launches, capability, tmp_path)
+
+
 @each(OPERATORS)
 def test_operators(capability, case, launches, tmp_path):
     k, *shape = case
@@ -194,7 +207,7 @@ def test_noised_operator(capability, samples, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
-EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 1000, fp32)]
+EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 33, 64, 1000, fp32)]
 
 
 @each(EXPECTED)

@@ -23,7 +23,9 @@ BACKENDS = ("auto", "kernel", "reference")
 OLDEST_TRITON = (3, 4)
 OLDEST_CAPABILITY = (8, 0)
 LARGEST_K = 32
-"""Kernels are written out for each k; beyond it they would take long to compile."""
+"""Beyond it power sums, which kernels of polynomials take, lose all their digits."""
+LARGEST_RANK = 64
+"""The same for kernels of order statistics, which would take long to compile."""
 MOST_COLUMNS = 65_535 * 1024
 """The second dimension of a grid, times the columns of a tile."""
 MOST_ROWS = 2**31 - 2**16
@@ -95,17 +97,20 @@ class LossOptions(NamedTuple):
     """The same loss of the scores by the reference, for derivatives that no kernel has."""
 
 
-def kernel_serves(scores: Tensor, k: int, obstacle: str | None = None) -> bool:
+def kernel_serves(
+    scores: Tensor, k: int, obstacle: str | None = None, largest: int = LARGEST_K
+) -> bool:
     """Whether a kernel computes; raises if one is demanded and cannot.
 
     Args:
         scores: what it would compute on.
         k: the number of heads it would keep.
         obstacle: what else the call asks for that no kernel does.
+        largest: k of that kernel.
     """
     if _backend == "reference" or (_backend == "auto" and scores.device.type not in DEVICES):
         return False
-    obstacle = obstacle or _obstacle(scores, k)
+    obstacle = obstacle or _obstacle(scores, k, largest)
     if obstacle and _backend == "kernel":
         raise RuntimeError(f'use_backend("kernel"): there is no kernel for {obstacle}')
     return obstacle is None
@@ -165,13 +170,13 @@ def remember(call: Call | None) -> None:
         _served.add(call)
 
 
-def _obstacle(scores: Tensor, k: int) -> str | None:
+def _obstacle(scores: Tensor, k: int, largest: int) -> str | None:
     if scores.numel() == 0:
         return "an input without rows or classes"
     if scores.dtype not in DTYPES:
         return f"{scores.dtype}"
-    if k > LARGEST_K:
-        return f"k = {k}, only up to {LARGEST_K}"
+    if k > largest:
+        return f"k = {k}, only up to {largest}"
     columns = scores.shape[-1]
     largest = max(scores.numel() // columns, *scores.stride())
     if columns > MOST_COLUMNS or largest > MOST_ROWS:

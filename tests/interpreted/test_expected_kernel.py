@@ -8,7 +8,6 @@ from torch import Tensor
 
 import topkit
 from topkit import expected_topk
-from topkit.functional import noised_topk_loss
 from topkit.kernels import expected
 
 
@@ -41,9 +40,9 @@ def test_random_scores(rows, n, k, epsilon):
 
 
 def test_largest_k():
-    check(torch.randn(1, 40), 32)
-    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 33"):
-        expected_topk(torch.randn(1, 40), 33)
+    check(torch.randn(1, 70), 64)
+    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 65, only up to 64"):
+        expected_topk(torch.randn(1, 70), 65)
 
 
 def test_many_classes_few_of_which_matter():
@@ -179,24 +178,3 @@ def test_normal_distribution():
     torch.testing.assert_close(gradient, torch.ones(1, 1), rtol=0, atol=1e-5)
     value, _ = value_and_gradient("kernel", torch.zeros(1, 2), 1, 1.0)
     torch.testing.assert_close(value, torch.tensor([1 / sqrt(torch.pi)]), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_loss(reduction):
-    logits, target = torch.randn(4, 12), torch.tensor([0, 3, -100, 11])
-    results = []
-    for backend in ("kernel", "reference"):
-        leaf = logits.clone().requires_grad_()
-        with topkit.use_backend(backend):
-            loss = noised_topk_loss(
-                leaf, target, 3, samples=None, margin=torch.rand(12, generator=seeded()), scale=2.0,
-                reduction=reduction,
-            )  # fmt: skip
-        loss.sum().backward()
-        results.append((loss.detach(), leaf.grad))
-    for ours, plain in zip(*results, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

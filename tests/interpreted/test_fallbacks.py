@@ -100,4 +100,4 @@ def noise(loss: object) -> dict[str, object]:
 )
 def test_too_large(rows, columns):
     shape = torch.empty(1).expand(*rows, columns)
-    assert "up to" in dispatch._obstacle(shape, 1)
+    assert "up to" in dispatch._obstacle(shape, 1, dispatch.LARGEST_K)

@@ -16,6 +16,7 @@ from torch import Tensor
 from topkit._checks import check_count, check_margin, check_per_class, is_number
 from topkit._transforms import can_look
 from topkit.dispatch import (
+    LARGEST_K,
     Call,
     LossOptions,
     check_devices,
@@ -60,6 +61,8 @@ class KernelLoss(NamedTuple):
     """How the call is remembered, if it is."""
     loss: Callable[[Tensor, LossOptions], Tensor]
     """From (R, C) scores to the reduced loss, or with "none" to (R) losses."""
+    largest: int = LARGEST_K
+    """How many heads it can keep."""
 
 
 def classification_loss(
@@ -117,6 +120,7 @@ def classification_loss(
         scores,
         kernel.k,
         kernel.obstacle or _obstacle(target, label_smoothing, weight, ignore_index),
+        kernel.largest,
     ):
         check_devices(scores, target=target, weight=weight)
         remember(kernel.call)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from topkit._checks import check_count, check_number
-from topkit.dispatch import LossOptions, known_call, loss_options, was_served
+from topkit._checks import check_count, check_number, check_temperature
+from topkit.dispatch import LARGEST_RANK, LossOptions, known_call, loss_options, was_served
 from topkit.functional._contract import (
     KernelLoss,
     Options,
@@ -23,7 +23,7 @@ from topkit.functional._contract import (
     working,
 )
 from topkit.functional.hinge import hinge
-from topkit.operators.expected import expected_topk
+from topkit.operators.expected import WINDOW, expected_topk
 from topkit.operators.noised import check_noise, kernel_obstacle, noised_topk
 
 if TYPE_CHECKING:
@@ -81,26 +81,13 @@ def noised_topk_loss(
     call = known_call(input, target, parameters, options) if noise is None else None
 
     def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
+        if samples is None:
+            from topkit.kernels.expected import expected_loss
+
+            return expected_loss(scores, k, epsilon, WINDOW, margin, scale, options)
         from topkit.kernels.noised import noised_loss
 
-        assert samples is not None
         return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
-
-    if was_served(call, input):
-        return as_input(by_kernel(input, loss_options(target, options)), input)
-
-    check_k(k, input)
-    check_margin_for(margin, input)
-    check_number("scale", scale, positive=True)
-    check_number("epsilon", epsilon, positive=False)
-    if samples is not None:
-        check_count("samples", samples)
-    if noise is not None:
-        if samples is None:
-            raise ValueError("samples=None takes no noise; pass the number of noise vectors")
-        check_noise(noise, input, samples)
-        by_class = noise.movedim(class_dimension(input), -2)
-        noise = by_class.reshape(-1, *by_class.shape[-2:])
 
     def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
@@ -111,8 +98,32 @@ def noised_topk_loss(
         label, m = of_label(scores, labels), margin_of_label(margin, labels)
         return scale * hinge(m, rival.unsqueeze(1), label)
 
-    kernel = None  # of the whole loss; the expectation has one of its own
+    def plain(scores: Tensor) -> Tensor:
+        return classification_loss(row_loss, working(scores), target, **options)
+
+    if was_served(call, input):
+        return as_input(by_kernel(input, loss_options(target, options, plain)), input)
+
+    check_k(k, input)
+    check_margin_for(margin, input)
+    check_number("scale", scale, positive=True)
+    check_number("epsilon", epsilon, positive=False)
     if samples is not None:
-        obstacle = kernel_obstacle(samples, noise) or margin_obstacle(margin)
-        kernel = KernelLoss(k + 1, obstacle, call, by_kernel)
-    return classification_loss(row_loss, input, target, kernel=kernel, **options)
+        check_count("samples", samples)
+    elif epsilon:
+        check_temperature(epsilon, "epsilon")
+    if noise is not None:
+        if samples is None:
+            raise ValueError("samples=None takes no noise; pass the number of noise vectors")
+        check_noise(noise, input, samples)
+        by_class = noise.movedim(class_dimension(input), -2)
+        noise = by_class.reshape(-1, *by_class.shape[-2:])
+
+    obstacle = margin_obstacle(margin)
+    if samples is not None:
+        obstacle = obstacle or kernel_obstacle(samples, noise)
+    kernel = KernelLoss(k + 1, obstacle, call, by_kernel, LARGEST_RANK)
+    no_noise = samples is None and epsilon == 0  # nothing to integrate
+    return classification_loss(
+        row_loss, input, target, kernel=None if no_noise else kernel, **options
+    )

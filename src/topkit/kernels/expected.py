@@ -1,4 +1,7 @@
-"""The expected k-th largest score under noise on a GPU: value and gradient in one launch."""
+"""The expected k-th largest score under noise, and its loss, on a GPU.
+
+The gradient comes with the value, in one launch; the backward pass scales it.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkit.kernels.expected_rows import expected_kernel
-from topkit.kernels.launch import launch
+from topkit.dispatch import LossOptions
+from topkit.kernels.expected_rows import expected_kernel, scaled_kernel
+from topkit.kernels.launch import launch, zero_counter
 from topkit.kernels.rows import alignment, power_of_two, room_for_heads, with_whole_rows
+from topkit.kernels.smooth import per_class_or_number
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward
 
 NODES = 64
@@ -19,6 +24,8 @@ MOST_PROGRAMS = 2048
 MOST_BYTES = 2**27
 """Of memory that all programs may need for what they keep, unless one alone needs more."""
 Window = tuple[float, float, float]
+"""How far, in units of noise, the nodes may be below and above the k-th score, and how far below it
+classes matter."""
 
 
 def expected_topk(
@@ -30,15 +37,57 @@ def expected_topk(
         scores: (R, n).
         k: rank.
         epsilon: size of the noise.
-        window: how far, in units of noise, the nodes may be below and above the k-th score, and how
-            far below it classes matter.
+        window: see :data:`Window`.
         plain: the same by the reference, for derivatives of higher order.
     """
-    reference = None if torch.compiler.is_compiling() else plain
+    return _expected(scores, None, None, None, k, epsilon, window, 0.0, 1.0, 0, "none", plain)
+
+
+def expected_loss(
+    scores: Tensor,
+    k: int,
+    epsilon: float,
+    window: Window,
+    margin: float | Tensor,
+    scale: float,
+    options: LossOptions,
+) -> Tensor:
+    """The reduced loss of (R, n) scores with the (k + 1)-th largest, or with "none" (R) losses."""
+    labels, weight, ignore_index, reduction, plain = options
+    margins, number = per_class_or_number(margin, scores)
+    rest = (number, float(scale), int(ignore_index), reduction, plain)
+    return _expected(scores, labels, margins, weight, k + 1, epsilon, window, *rest)
+
+
+def _expected(
+    scores: Tensor,
+    labels: Tensor | None,
+    margins: Tensor | None,
+    weight: Tensor | None,
+    k: int,
+    epsilon: float,
+    window: Window,
+    margin: float,
+    scale: float,
+    ignore_index: int,
+    reduction: str,
+    plain: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
     if not torch.is_grad_enabled():
         scores = scores.detach()  # the gradient costs more than the value
     result: Tensor = _Expected.apply(
-        with_whole_rows(scores), int(k), float(epsilon), window, reference
+        with_whole_rows(scores),
+        labels,
+        margins,
+        weight,
+        int(k),
+        float(epsilon),
+        window,
+        margin,
+        scale,
+        ignore_index,
+        reduction,
+        None if torch.compiler.is_compiling() else plain,
     )
     return result
 
@@ -48,9 +97,16 @@ class _Expected(torch.autograd.Function):
     def forward(
         ctx: Any,
         scores: Tensor,
+        labels: Tensor | None,
+        margins: Tensor | None,
+        weight: Tensor | None,
         k: int,
         epsilon: float,
         window: Window,
+        margin: float,
+        scale: float,
+        ignore_index: int,
+        reduction: str,
         plain: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
         rows, columns = scores.shape
@@ -58,7 +114,8 @@ class _Expected(torch.autograd.Function):
         segment = min(512, max(8, power_of_two(round(int(columns) ** 0.5))))
         room = (-(-columns // segment) + segment) * k * NODES if differentiate else 1
         programs = max(1, min(rows, MOST_PROGRAMS, MOST_BYTES // (4 * room + 8 * columns)))
-        result = scores.new_empty(rows, dtype=torch.float32)
+        buffer = scores.new_empty(1 + 2 * programs, dtype=torch.float64)
+        result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
         shape = scores.shape if differentiate else (1,)
         gradient = scores.new_zeros(shape, dtype=torch.float32)
         launch(
@@ -66,9 +123,14 @@ class _Expected(torch.autograd.Function):
             (programs, 1, 1),
             (
                 scores,
+                scores if labels is None else labels,
+                scores if margins is None else margins,
+                scores if weight is None else weight,
                 scores.new_empty(programs * columns, dtype=torch.int32),
                 scores.new_empty(programs * columns, dtype=torch.float32),
                 scores.new_empty(programs * room, dtype=torch.float32),
+                buffer,
+                zero_counter(scores),
                 result,
                 gradient,
                 rows,
@@ -77,11 +139,18 @@ class _Expected(torch.autograd.Function):
                 room,
                 epsilon,
                 *window,
+                margin,
+                scale,
+                ignore_index,
             ),
             (
                 k,
                 room_for_heads(k),
                 differentiate,
+                labels is not None,
+                margins is not None,
+                weight is not None,
+                reduction,
                 alignment(scores),
                 min(512, max(64, power_of_two(columns))),
                 segment,
@@ -91,16 +160,35 @@ class _Expected(torch.autograd.Function):
             scores,
         )
         if differentiate:
-            ctx.save_for_backward(scores, gradient)
-            ctx.plain = plain
+            ctx.save_for_backward(scores, gradient, buffer)
+            ctx.mean, ctx.plain = reduction == "mean", plain
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (outgoing,) = gradients
-        scores, shares = ctx.saved_tensors
+        scores, gradient, total = ctx.saved_tensors
         if needs_plain_backward(outgoing):
             result = plain_backward(lambda s: ctx.plain(s).float(), scores, outgoing)
         else:
-            result = (shares * outgoing.unsqueeze(1)).to(scores.dtype)
-        return result, None, None, None, None
+            result = _scaled(gradient, outgoing, total, ctx.mean, scores)
+        return result, *(None,) * 11
+
+
+def _scaled(
+    gradient: Tensor, outgoing: Tensor, total: Tensor, mean: bool, scores: Tensor
+) -> Tensor:
+    """The gradient times the outgoing one, over the weight of all rows if it is of their mean."""
+    rows, columns = gradient.shape
+    result = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    block = min(1024, max(64, power_of_two(columns)))
+    stride = outgoing.stride(0) if outgoing.dim() else 0
+    launch(
+        scaled_kernel,
+        (rows, -(-columns // block), 1),
+        (gradient, outgoing, total, result, columns, stride),
+        (mean, block),
+        1,
+        scores,
+    )
+    return result

@@ -1,4 +1,4 @@
-r"""Kernel of the expected k-th largest score under noise, with its gradient.
+r"""Kernel of the expected k-th largest score under noise, or its hinge, with its gradient.
 
 ``E (s + εZ)_(K) = a + ∫_a P(N(t) ≥ K) dt``, where N(t) counts the scores above t. A program takes a
 row: it finds the K-th largest score, collects the candidates within reach of it, and multiplies
@@ -12,6 +12,8 @@ and made again for one segment at a time, from the last to the first.
 import triton
 import triton.language as tl
 
+from topkit.kernels.hinge_rows import hinge_loss
+from topkit.kernels.row_constants import add_up
 from topkit.kernels.row_state import as_score, multiple, row_heads
 
 NEARLY = tl.constexpr(1e-6)
@@ -112,12 +114,13 @@ def write_shares(
     segments,
     t,
     weight,
+    slope,
     gradient,
     K: tl.constexpr,
     SEGMENT: tl.constexpr,
     NODES: tl.constexpr,
 ):
-    """Write the chance of each candidate to be the K-th largest to its class."""
+    """Write the chance of each candidate to be the K-th largest, times the slope, to its class."""
     SIZE: tl.constexpr = K * NODES
     inner = saved + tl.cast(segments, tl.int64) * SIZE
     after = nothing_counted(K, NODES)
@@ -141,18 +144,26 @@ def write_shares(
             x = z - t
             density = 0.3989422804 * tl.exp(-0.5 * x * x)
             share = tl.sum(weight * density * others.to(tl.float32), 0)
-            tl.store(gradient + tl.load(classes + begin + i), share)
+            tl.store(gradient + tl.load(classes + begin + i), slope * share)
             above, not_above = chances(z, t)
             after = count(after, above, not_above, K)
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=("rows", "columns", "stride", "room"))
+@triton.jit(
+    do_not_specialize=("rows", "columns", "stride", "room", "ignore_index"),
+    do_not_specialize_on_alignment=("labels", "margins", "weights"),
+)
 def expected_kernel(
     scores,
+    labels,
+    margins,
+    weights,
     all_classes,
     all_values,
     all_saved,
+    buffer,
+    counter,
     result,
     gradient,
     rows,
@@ -163,34 +174,50 @@ def expected_kernel(
     down,
     up,
     far,
+    margin,
+    scale,
+    ignore_index,
     K: tl.constexpr,
     SLOTS: tl.constexpr,
     HAS_GRADIENT: tl.constexpr,
+    HAS_LABEL: tl.constexpr,
+    HAS_MARGINS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    REDUCTION: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     SEGMENT: tl.constexpr,
     NODES: tl.constexpr,
 ):
-    """The expected K-th largest of every ``programs``-th row; its gradient goes to the candidates.
+    """The expected K-th largest of every ``programs``-th row; with labels the loss.
 
-    Each program has room for all classes and their values, and for ``room`` coefficients.
+    The gradient, not yet divided by the weight of all rows, goes to the candidates and the label;
+    it is 0 before. Each program has room for all classes and their values, and for ``room``
+    coefficients.
     """
     epsilon = tl.cast(epsilon, tl.float32)
     down, up = tl.cast(down, tl.float32), tl.cast(up, tl.float32)
     far = tl.cast(far, tl.float32)
+    margin, scale = tl.cast(margin, tl.float32), tl.cast(scale, tl.float32)
     program = tl.program_id(0).to(tl.int64)
     classes, values = all_classes + program * columns, all_values + program * columns
     saved = all_saved + program * room
     columns = multiple(columns, ALIGNED)
     node = tl.arange(0, NODES)
+    all_losses = tl.zeros((), tl.float64)
+    all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = scores + tl.cast(row, tl.int64) * tl.cast(multiple(stride, ALIGNED), tl.int64)
         heads, _, spoilt = row_heads(line, columns, K, SLOTS, BLOCK)
         center = as_score(tl.min(tl.min(heads, 1), 0))
+        known = (spoilt == 0) & (tl.abs(center) < float("inf"))
         top = tl.where(spoilt > 0, float("nan"), center)
-        if (spoilt == 0) & (tl.abs(center) < float("inf")):
+        found = 0
+        segments = 0
+        t = tl.zeros((NODES,), tl.float32)
+        weight = tl.zeros((NODES,), tl.float32)
+        if known:
             bound = center - far * epsilon
-            found = 0
             for begin in range(0, columns, BLOCK):
                 column = begin + tl.arange(0, BLOCK)
                 x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
@@ -215,11 +242,75 @@ def expected_kernel(
                     counts = count(counts, above, not_above, K)
             reached = 1.0 - sum_of(counts, K)
             top = center + epsilon * (low + tl.sum(weight * reached.to(tl.float32), 0))
-            if HAS_GRADIENT:
-                tl.debug_barrier()
-                out = gradient + tl.cast(row, tl.int64) * columns
-                write_shares(
-                    values, classes, found, saved, segments, t, weight, out, K, SEGMENT, NODES
-                )
+        slope = 1.0
+        if HAS_LABEL:
+            loss, share, slope, label, legal = hinge_loss(
+                line,
+                row,
+                top,
+                labels,
+                margins,
+                weights,
+                columns,
+                margin,
+                scale,
+                ignore_index,
+                HAS_MARGINS,
+                HAS_WEIGHTS,
+            )
+            all_losses += loss
+            all_weights += share
+            if REDUCTION == "none":
+                tl.store(result + row, loss)
+        else:
+            tl.store(result + row, top)
+        if HAS_GRADIENT:
+            out = gradient + tl.cast(row, tl.int64) * columns
             tl.debug_barrier()
-        tl.store(result + row, top)
+            if known & (slope != 0):
+                write_shares(
+                    values,
+                    classes,
+                    found,
+                    saved,
+                    segments,
+                    t,
+                    weight,
+                    slope,
+                    out,
+                    K,
+                    SEGMENT,
+                    NODES,
+                )
+            if HAS_LABEL:
+                tl.debug_barrier()
+                of_label = tl.load(out + label, legal, 0.0)
+                tl.debug_barrier()
+                tl.store(out + label, of_label - slope, legal)
+        tl.debug_barrier()
+    if HAS_LABEL and REDUCTION != "none":
+        add_up(buffer + 1, counter, buffer, result, all_losses, all_weights, REDUCTION == "mean")
+
+
+@triton.jit(
+    do_not_specialize=("columns", "outgoing_stride"), do_not_specialize_on_alignment=("outgoing",)
+)
+def scaled_kernel(
+    gradient,
+    outgoing,
+    total,
+    result,
+    columns,
+    outgoing_stride,
+    MEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A part of a row of the gradient, times the outgoing one; what is 0 stays 0."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < columns
+    scale = tl.load(outgoing + row * outgoing_stride).to(tl.float32)
+    if MEAN:
+        scale = scale / tl.load(total).to(tl.float32)
+    slope = tl.load(gradient + row * columns + column, there, 0.0)
+    tl.store(result + row * columns + column, tl.where(slope == 0, 0.0, slope * scale), there)

@@ -19,8 +19,8 @@ from topkit.kernels.smooth import per_class_or_number
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
-TILE = 32
-"""Candidates that get their noise together."""
+SMALLEST_TILE = 32
+"""Candidates that get their noise together; as many as there are heads, if that is more."""
 GRADIENT_ROWS = 8
 
 
@@ -146,7 +146,7 @@ class _Noised(torch.autograd.Function):
                 reduction,
                 alignment(scores),
                 block,
-                TILE,
+                max(SMALLEST_TILE, room_for_heads(k)),
             ),
             1,
             scores,

@@ -10,6 +10,7 @@ sample. What is kept for the backward pass are the chosen classes.
 import triton
 import triton.language as tl
 
+from topkit.kernels.hinge_rows import hinge_loss
 from topkit.kernels.row_constants import add_up
 from topkit.kernels.row_state import (
     ABSENT,
@@ -97,7 +98,8 @@ def row_bound(
 ):
     """A score that every chosen class reaches, and whether some score is not a number.
 
-    In no sample is the K-th largest below the least of the K largest scores with their noise.
+    In no sample is the K-th largest below the least of the K largest scores with their noise. K is
+    at most TILE.
     """
     heads, places, spoilt = row_heads(line, columns, K, SLOTS, BLOCK)
     bound = as_score(tl.min(tl.min(heads, 1), 0)) - 2 * FARTHEST * epsilon
@@ -226,23 +228,21 @@ def noised_kernel(
         top = tl.sum(tl.where(used, as_score(least), 0.0), 0) / samples
         top = tl.where(spoilt > 0, float("nan"), top)
         if HAS_LABEL:
-            label = tl.load(labels + row)
-            counted = label != ignore_index
-            legal = counted & (label >= 0) & (label < columns)
-            of_label = tl.load(line + label, legal, float("nan")).to(tl.float32)
-            gap = tl.where(of_label == float("-inf"), float("inf"), top - of_label)
-            if HAS_MARGINS:
-                gap += tl.load(margins + label, legal, 0.0)
-            else:
-                gap += margin
-            if HAS_WEIGHTS:
-                weight = tl.load(weights + label, legal, 0.0)
-            else:
-                weight = 1.0
-            weight = tl.where(counted, weight, 0.0)
-            hinge = tl.where(gap <= 0, 0.0, scale * gap)  # NaN stays
-            loss = tl.where(counted, hinge * weight, 0.0)
-            tl.store(slopes + row, tl.where(gap <= 0, 0.0, scale * weight))
+            loss, weight, slope, _, _ = hinge_loss(
+                line,
+                row,
+                top,
+                labels,
+                margins,
+                weights,
+                columns,
+                margin,
+                scale,
+                ignore_index,
+                HAS_MARGINS,
+                HAS_WEIGHTS,
+            )
+            tl.store(slopes + row, slope)
             if REDUCTION == "none":
                 tl.store(result + row, loss)
             all_losses += loss

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from topkit._checks import check_number, check_scores_and_k, check_temperature
 from topkit._transforms import can_look
-from topkit.dispatch import kernel_serves
+from topkit.dispatch import LARGEST_RANK, kernel_serves
 from topkit.reference.limits import working_dtype
 from topkit.reference.poisson_binomial import fewer_than
 from topkit.reference.row_blocks import by_rows
@@ -33,6 +33,8 @@ DOWN, UP = 7.5, 8.5
 """From the k-th score, in units of noise: the window lies between, for k ≤ 10⁴ and n ≤ 10⁶."""
 FAR = 7.5
 """So far below the window a class is never the k-th largest, not even one of 10⁶ of them."""
+WINDOW = (DOWN, UP, DOWN + FAR)
+"""For the kernel."""
 SECTIONS, ROUNDS = 8, 3
 """How the window is found: in so many parts, so many times."""
 
@@ -51,7 +53,7 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0) -> Tensor:
 
     Only classes within 15·ε of the k-th score matter. Where these are few it takes little time; on
     the CPU 2 to 60 times that of :func:`noised_topk` with ten samples. On a CUDA device it is a
-    kernel up to k = 32; there beyond that, and on the CPU under ``torch.compile``, plain operations
+    kernel up to k = 64; there beyond that, and on the CPU under ``torch.compile``, plain operations
     go over all classes.
 
     Args:
@@ -82,10 +84,10 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0) -> Tensor:
     def reference(rows: Tensor) -> Tensor:
         return _by_integrals(rows.to(working_dtype(rows.dtype)), k, epsilon)
 
-    if epsilon and kernel_serves(rows, k):
+    if epsilon and kernel_serves(rows, k, largest=LARGEST_RANK):
         from topkit.kernels.expected import expected_topk as by_kernel
 
-        result = by_kernel(rows, k, epsilon, (DOWN, UP, DOWN + FAR), reference)
+        result = by_kernel(rows, k, epsilon, WINDOW, reference)
     else:
         result = reference(rows)
     return result.reshape(scores.shape[:-1]).to(scores.dtype)

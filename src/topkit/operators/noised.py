@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topkit._checks import check_count, check_number, check_scores_and_k
-from topkit.dispatch import kernel_serves
+from topkit.dispatch import LARGEST_RANK, kernel_serves
 from topkit.reference.limits import working_dtype
 from topkit.reference.once import once
 
@@ -62,7 +62,7 @@ def noised_topk(
     check_count("samples", samples)
     if noise is not None:
         check_noise(noise, scores, samples)
-    if kernel_serves(scores, k, kernel_obstacle(samples, noise)):
+    if kernel_serves(scores, k, kernel_obstacle(samples, noise), LARGEST_RANK):
         from topkit.kernels.noised import noised_topk as by_kernel
 
         rows = scores.reshape(-1, scores.shape[-1])

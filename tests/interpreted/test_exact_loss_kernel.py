@@ -1,0 +1,169 @@
+"""The noised loss without samples: one kernel for rival, hinge and mean, against the reference."""
+
+from itertools import product
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+import topkit
+from topkit.functional import noised_topk_loss
+from topkit.kernels import expected
+
+K, N = 3, 12
+
+
+def value_and_gradient(backend: str, logits: Tensor, target: Tensor, k: int = K, **options):
+    leaf = logits.clone().requires_grad_()
+    with topkit.use_backend(backend):
+        loss = noised_topk_loss(leaf, target, k, samples=None, **options)
+        loss.backward(outgoing(loss))
+    return loss.detach(), leaf.grad
+
+
+def outgoing(loss: Tensor) -> Tensor:
+    """Another number for each loss."""
+    return torch.linspace(0.5, 2.0, loss.numel()).reshape(loss.shape).to(loss.dtype)
+
+
+def check(logits: Tensor, target: Tensor, k: int = K, **options) -> tuple[Tensor, Tensor]:
+    ours = value_and_gradient("kernel", logits, target, k, **options)
+    plain = value_and_gradient("reference", logits, target, k, **options)
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6, equal_nan=True)
+    return ours
+
+
+def some_logits(rows: int = 5) -> Tensor:
+    logits = torch.randn(rows, N, generator=torch.Generator().manual_seed(1))
+    logits[-1, 4] = 20.0
+    return logits
+
+
+TARGET = torch.tensor([0, 3, -100, 11, 4])
+"""One of them ignored; the last one is far above, and has no loss."""
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weighted", "per_class"),
+    list(product(["mean", "sum", "none"], [False, True], [False, True])),
+)
+def test_options(reduction, weighted, per_class):
+    source = torch.Generator().manual_seed(0)
+    loss, gradient = check(
+        some_logits(),
+        TARGET,
+        weight=torch.rand(N, generator=source) if weighted else None,
+        margin=torch.rand(N, generator=source) if per_class else 0.7,
+        scale=2.0,
+        reduction=reduction,
+        epsilon=0.5,
+    )
+    assert loss.isfinite().all()
+    assert not gradient[[2, 4]].any()
+    assert gradient[0].any()
+
+
+@pytest.mark.parametrize("k", [1, 6, N - 1])
+def test_lengths(k):
+    check(some_logits(), TARGET, k, epsilon=1.0)
+
+
+def test_programs_take_several_rows(monkeypatch):
+    logits, target = torch.randn(7, N), torch.tensor([0, 1, -100, 3, 4, 5, 6])
+    whole = value_and_gradient("kernel", logits, target)
+    monkeypatch.setattr(expected, "MOST_PROGRAMS", 2)
+    value, gradient = value_and_gradient("kernel", logits, target)
+    torch.testing.assert_close(value, whole[0])
+    assert torch.equal(gradient, whole[1])
+
+
+def test_absent_classes_and_labels():
+    logits = some_logits(4)
+    logits[0, 5:] = -inf  # the label among those that are there
+    logits[1, 3] = -inf  # an absent label
+    logits[2, 2:] = -inf  # no rival
+    ours = check(logits, torch.tensor([0, 3, 1, 7]), reduction="none")
+    assert ours[0][1] == inf
+    assert ours[0][2] == 0
+
+
+def test_nan_spoils_its_row_only():
+    logits = some_logits(3)
+    logits[1, 7] = nan
+    target = torch.tensor([0, 3, 5])
+    loss, gradient = value_and_gradient("kernel", logits, target, reduction="none")
+    assert loss.isnan().tolist() == [False, True, False]
+    plain, plain_gradient = value_and_gradient("reference", logits, target, reduction="none")
+    torch.testing.assert_close(loss, plain, equal_nan=True)
+    torch.testing.assert_close(gradient[::2], plain_gradient[::2], rtol=1e-5, atol=5e-6)
+
+
+def test_nothing_counts():
+    """The mean over nothing is NaN, and has no gradient."""
+    loss, gradient = value_and_gradient("kernel", torch.randn(2, N), torch.tensor([-100, -100]))
+    assert loss.isnan()
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    logits = some_logits().to(dtype)
+    wide, wide_gradient = value_and_gradient("kernel", logits.float(), TARGET)
+    value, gradient = value_and_gradient("kernel", logits, TARGET)
+    assert value.dtype == gradient.dtype == dtype
+    torch.testing.assert_close(value, wide.to(dtype))
+    torch.testing.assert_close(gradient, wide_gradient.to(dtype))
+
+
+def test_images():
+    """Labels for each pixel; logits that do not lie in one piece."""
+    check(torch.randn(2, N, 3), torch.randint(N, (2, 3)), reduction="none")
+    check(torch.randn(N, 4).T, torch.tensor([1, 2, 3, 4]))
+
+
+def test_launches(monkeypatch):
+    """One forward and one backward; without a gradient, only the value."""
+    launched, real = [], expected.launch
+
+    def launch(kernel, *rest):
+        launched.append((kernel, rest[2][2] if kernel is expected.expected_kernel else None))
+        real(kernel, *rest)
+
+    monkeypatch.setattr(expected, "launch", launch)
+    value, _ = value_and_gradient("kernel", some_logits(), TARGET)
+    assert launched == [(expected.expected_kernel, True), (expected.scaled_kernel, None)]
+    with topkit.use_backend("kernel"), torch.no_grad():
+        leaf = some_logits().requires_grad_()
+        assert noised_topk_loss(leaf, TARGET, K, samples=None) == value
+    assert launched[2:] == [(expected.expected_kernel, False)]
+
+
+def test_second_derivatives_and_batches_of_gradients():
+    logits, target = some_logits(3), torch.tensor([0, 1, 2])
+    second, batched = [], []
+    for backend in ("kernel", "reference"):
+        leaf = logits.clone().requires_grad_()
+        with topkit.use_backend(backend):
+            losses = noised_topk_loss(leaf, target, K, samples=None, reduction="none")
+        options = {"is_grads_batched": True, "retain_graph": True}
+        batched += torch.autograd.grad(losses, leaf, torch.eye(3), **options)
+        (first,) = torch.autograd.grad(losses.sum(), leaf, create_graph=True)
+        second += torch.autograd.grad((first**2).sum(), leaf)
+    torch.testing.assert_close(*second, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*batched, rtol=1e-4, atol=1e-5)
+    assert second[0].abs().max() > 0.01
+
+
+def test_no_kernel():
+    """Without noise there is nothing to integrate; other obstacles are those of all losses."""
+    logits, target = some_logits(), TARGET.clamp(min=0)
+    check(logits, target, epsilon=0.0)
+    with topkit.use_backend("kernel"):
+        with pytest.raises(RuntimeError, match="class probabilities"):
+            noised_topk_loss(logits, torch.full((5, N), 1 / N), K, samples=None)
+        with pytest.raises(RuntimeError, match="k = 65"):
+            noised_topk_loss(torch.randn(1, 70), torch.tensor([0]), 64, samples=None)
+        with pytest.raises(ValueError, match="epsilon must be from 1e-30"):
+            noised_topk_loss(logits, target, K, 1e-31, samples=None)
