@@ -24,7 +24,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:.*FP_FUSION:UserWarning"),
 ]
-STACK = 2048
+STACK = 4096
 """Bytes of a thread that may lie outside registers."""
 POINTERS = {
     torch.float64: "*fp64",

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from test_cli import run
+from topkit._files import held
 from topkit.reproduce import EXPERIMENTS, RECORD
 from topkit.reproduce import training as training_module
 from topkit.reproduce.grid import planned_runs
@@ -93,3 +94,12 @@ def test_a_part_is_shown(monkeypatch, capsys, tmp_path, error, status):
     assert "not run" in shown
     assert "3 parts of it are not run" in shown
     assert ("goes on from there" if status == 130 else "broke") in shown
+
+
+def test_one_process_at_a_time(monkeypatch, capsys, tmp_path):
+    """A second one would write into the same runs."""
+    command = ("reproduce", "level-sets", "--preset", "smoke", "--folder", str(tmp_path / "here"))
+    with held(tmp_path / "here"):
+        assert run(monkeypatch, *command) == 2
+    assert "another process works in" in " ".join(capsys.readouterr().err.split())
+    assert run(monkeypatch, *command) == 0

@@ -9,9 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from topkit.reproduce import EXPERIMENTS, RECORD, Request, review
+from topkit.reproduce import EXPERIMENTS, RECORD, Request, review, training
 from topkit.reproduce.grid import planned_runs
 from topkit.reproduce.review import PUBLISHED, timed_setting, without
+from topkit.reproduce.training import train_in_turn
+from topkit.train.trainer import Interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 EXPERIMENT = EXPERIMENTS["review"]
@@ -100,15 +102,18 @@ def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_pat
     assert "not run" in text(found)
 
 
-def test_a_record_without_its_checkpoints_has_no_counts(folder, record, tmp_path):
-    """Of a run that was interrupted between training and counting, and moved."""
-    bare = copy.deepcopy(record)
-    for row in bare["rows"]:
-        row.pop("not_finite")
-    (tmp_path / "review-smoke.json").write_text(json.dumps(bare))
-    found = EXPERIMENT.run(Request("smoke", tmp_path))
-    assert all("not_finite" not in row for row in found["rows"])
-    text(found)
+def test_counts_are_in_the_record_when_a_run_ends(tmp_path, monkeypatch):
+    """Whatever happens to the next one: it may be the last thing that is written."""
+    monkeypatch.setattr(training, "train_in_turn", first_and_then_nothing)
+    with pytest.raises(Interrupted):
+        EXPERIMENT.run(Request("smoke", tmp_path))
+    (row,) = json.loads((tmp_path / "review-smoke.json").read_text())["rows"]
+    assert row["not_finite"]["calls"] > 0
+
+
+def first_and_then_nothing(runs, request, keep):
+    train_in_turn(dict(list(runs.items())[:1]), request, keep)
+    raise Interrupted("stopped")
 
 
 @pytest.mark.parametrize("preset", ["paper", "fast"])

@@ -1,9 +1,13 @@
-"""Files that are whole or not there: a crash or a full disk never destroys the last good one."""
+"""Files that are whole or not there, and folders that one process has for itself.
+
+A crash, a full disk or a second process never destroys the last good file.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -20,3 +24,37 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a folder, which is made if need be, from other processes until the block ends.
+
+    The system lets go of it when the process ends, however that happens. Where there are no such
+    locks (Windows, some network drives) the folder is not kept.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> with held(Path(mkdtemp()) / "runs"):
+        ...     pass
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another process works in {folder}: wait until it has ended, or choose another "
+                "folder"
+            ) from None
+        except OSError:  # a drive without locks
+            pass
+        yield
+    finally:
+        os.close(place)

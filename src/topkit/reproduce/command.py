@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from topkit._files import held
 from topkit.reproduce import EXPERIMENTS, PRESETS, Experiment, Request, load_record
 from topkit.reproduce.experiment import Record, not_run, record_path
 from topkit.train.criterion import did_you_mean
@@ -46,7 +47,8 @@ def run_experiment(name: str, request: Request, console: Console) -> None:
     chosen = experiment(name)
     path = record_path(request.folder, name, request.preset)
     try:
-        record = chosen.run(request)
+        with held(request.folder):
+            record = chosen.run(request)
     except (Interrupted, ChildProcessError):
         if path.exists():
             show_record(load_record(path), request.folder, console)

@@ -21,7 +21,7 @@ from topkit.reproduce.plan import Plan
 from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
 from topkit.reproduce.training import TrainingExperiment, fill
 from topkit.train.criterion import build_loss
-from topkit.train.engine import LAST, resumable
+from topkit.train.engine import LAST
 from topkit.train.files import load_checkpoint
 from topkit.train.recipe import Recipe
 from topkit.train.study_losses import COUNTS, CountedLoss, published_is_installed
@@ -39,15 +39,11 @@ class Review(TrainingExperiment):
     """Three evaluations of one loss, and cross-entropy."""
 
     def run(self, request: Request) -> Record:
-        """Train what the record lacks, count what overflowed, and time all in one process."""
-        installed = published_is_installed()
-        trained = self if installed else TrainingExperiment(without(self.plan, PUBLISHED))
+        """Train what the record lacks, and time all in one process."""
+        trained = self if published_is_installed() else Review(without(self.plan, PUBLISHED))
         record = TrainingExperiment.run(trained, request)
         folder, runs = request.folder, planned_runs(self.plan, request.preset)
         fill(record, runs, {(row["method"], row["run"]): row for row in record["rows"]})
-        for row in record["rows"]:
-            if "not_finite" not in row and resumable(folder / row["run"] / LAST):
-                row["not_finite"] = counts(folder / row["run"])
         names = {row["method"] for row in record["rows"]}
         if BASE in names and any("epoch_seconds" not in row for row in record["rows"]):
             request.say("Timing epochs of all methods, in turn.")
@@ -56,6 +52,10 @@ class Review(TrainingExperiment):
                 row |= times.get(row["method"], {})
         save_record(record, folder)
         return record
+
+    def row(self, run: Planned, finished: Path) -> Record:
+        """With what was not finite, by the last checkpoint."""
+        return {**super().row(run, finished), "not_finite": counts(finished)}
 
     def show(self, record: Record) -> list[Table]:
         """Accuracies, rows that were not finite, and times."""

@@ -65,8 +65,7 @@ class TrainingExperiment(Experiment):
         def keep(finished: Path) -> None:
             for run in runs:
                 if run.name == finished.name:
-                    row = row_of(run, finished, self.plan.curves, self.plan.views)
-                    rows[run.method, run.name] = row
+                    rows[run.method, run.name] = self.row(run, finished)
             fill(record, runs, rows)
             save_record(record, folder)
 
@@ -85,6 +84,10 @@ class TrainingExperiment(Experiment):
         else:
             train_in_turn(left, request, keep)
         return record
+
+    def row(self, run: Planned, finished: Path) -> Record:
+        """What the record says of a run that has ended."""
+        return row_of(run, finished, self.plan.curves, self.plan.views)
 
     def begin(self, preset: str, folder: Path | None = None) -> Record:
         """The record of a folder, or a new one in which nothing is run."""
