@@ -27,7 +27,7 @@ FORMATS = ("svg", "png")
 LOOK = {**SETTINGS, "grid.color": "#d9dce1"}
 TITLED = {"model": "{}", "epochs": "{} epochs"}
 """What titles tell of a protocol."""
-EVEN = 20
+EVEN = 8
 """Places whose largest gap is this many times the smallest one are drawn at even distances."""
 
 
@@ -78,8 +78,7 @@ def _against(results: Results, part: Settings) -> Figure | None:
         for paper, points in papers.items():
             first = paper == results.numbers[0].paper
             _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
-    if list(place.values()) != values:
-        axes.set_xticks(list(place.values()), [named(value, axis) for value in values])
+    axes.set_xticks(list(place.values()), [named(value, axis) for value in values])
     return _finished(figure, axes) if drawn else None
 
 
