@@ -32,7 +32,7 @@ SETTINGS = {
         classes=100,
         precision="bf16-mixed",
         compile=True,
-        rounds=5,
+        rounds=9,
     ),
     "smoke": Setting("convnet", batch=4, images=8, classes=100, size=16, rounds=2),
 }
