@@ -104,8 +104,9 @@ def test_nothing_waits_for_the_device():
         value_and_gradient(function, scores)
 
 
-def test_cuda_graph():
-    function, scores = loss("none"), torch.randn(64, 300, device="cuda")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_cuda_graph(reduction):
+    function, scores = loss(reduction), torch.randn(64, 300, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -134,9 +135,17 @@ def test_compile(reduction):
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-7)
 
 
-def test_same_result_every_time():
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s: expected_topk(s, 6),
+        lambda s: noised_topk_loss(s, torch.arange(3000, device="cuda") % 100, 5, samples=None),
+    ],
+    ids=["operator", "loss"],
+)
+def test_same_result_every_time(function):
     scores = torch.randn(3000, 100, device="cuda")
-    first = value_and_gradient(lambda s: expected_topk(s, 6), scores)
-    again = value_and_gradient(lambda s: expected_topk(s, 6), scores)
+    first = value_and_gradient(function, scores)
+    again = value_and_gradient(function, scores)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one, other)

@@ -13,6 +13,7 @@ from topkit.reproduce import EXPERIMENTS, RECORD, Request, review, training
 from topkit.reproduce.grid import planned_runs
 from topkit.reproduce.review import PUBLISHED, timed_setting, without
 from topkit.reproduce.training import train_in_turn
+from topkit.train.engine import LAST
 from topkit.train.trainer import Interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -138,3 +139,16 @@ def test_a_part_of_it(tmp_path):
     assert len(record["rows"]) == 1
     assert "epoch_seconds" not in record["rows"][0]
     assert "not_finite" in record["rows"][0]
+
+
+def test_a_run_without_its_checkpoints_has_no_counts(folder, record, tmp_path):
+    """And does not end the others."""
+    shutil.copytree(folder, tmp_path / "some")
+    (tmp_path / "some" / "review-smoke.json").unlink()
+    bare = record["rows"][0]["run"]
+    last = tmp_path / "some" / bare / LAST
+    for checkpoint in last.parent.glob(f"{last.name}*"):
+        checkpoint.unlink()
+    found = EXPERIMENT.run(Request("smoke", tmp_path / "some"))
+    assert [row["run"] for row in found["rows"] if "not_finite" not in row] == [bare]
+    text(found)

@@ -17,6 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from topkit import topk_accuracy
+from topkit._files import held
 from topkit.data import Dataset, Split, hold_out
 from topkit.train import Interrupted, Recipe, load_run, train
 from topkit.train.criterion import build_loss
@@ -387,3 +388,12 @@ def test_a_new_run_does_not_continue_what_lies_there(whole, tmp_path):
     train(RECIPE.with_changes({"seed": 1}), run, dataset=toy())
     old = weights(whole)
     assert any(not torch.equal(value, old[name]) for name, value in weights(run).items())
+
+
+def test_one_process_at_a_time(tmp_path):
+    """Two would write the same checkpoints."""
+    with held(tmp_path / "run"), pytest.raises(OSError, match="another process works in"):
+        train(Recipe(), tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="no run to continue"):
+        train(Recipe(), tmp_path / "some" / "where", resume=True)
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,17 +28,29 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep a folder, which is made if need be, from other processes until the block ends.
+    """Keep a folder from other processes until the block ends; they get an error.
 
-    The system lets go of it when the process ends, however that happens. Where there are no such
-    locks (Windows, some network drives) the folder is not kept.
+    It is made for that, and goes again if nothing was put into it. A process that ends in any way
+    lets go of it. Where there are no such locks (Windows, some network drives) it is not kept.
 
     Example:
         >>> from tempfile import mkdtemp
-        >>> with held(Path(mkdtemp()) / "runs"):
+        >>> with held(Path(mkdtemp()) / "runs" / "first"):
         ...     pass
     """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _locked(folder):
+            yield
+    finally:
+        with suppress(OSError):  # the first that is not empty
+            for each in made:
+                each.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:
@@ -57,4 +69,6 @@ def held(folder: Path) -> Iterator[None]:
             pass
         yield
     finally:
+        with suppress(OSError):  # also of processes that were forked meanwhile
+            fcntl.flock(place, fcntl.LOCK_UN)
         os.close(place)

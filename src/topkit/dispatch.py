@@ -25,7 +25,7 @@ OLDEST_CAPABILITY = (8, 0)
 LARGEST_K = 32
 """Beyond it power sums, which kernels of polynomials take, lose all their digits."""
 LARGEST_RANK = 64
-"""The same for kernels of order statistics, which would take long to compile."""
+"""Kernels of order statistics are written out for each rank; beyond it they compile for long."""
 MOST_COLUMNS = 65_535 * 1024
 """The second dimension of a grid, times the columns of a tile."""
 MOST_ROWS = 2**31 - 2**16
@@ -106,7 +106,7 @@ def kernel_serves(
         scores: what it would compute on.
         k: the number of heads it would keep.
         obstacle: what else the call asks for that no kernel does.
-        largest: k of that kernel.
+        largest: the largest k of that kernel.
     """
     if _backend == "reference" or (_backend == "auto" and scores.device.type not in DEVICES):
         return False
@@ -178,8 +178,8 @@ def _obstacle(scores: Tensor, k: int, largest: int) -> str | None:
     if k > largest:
         return f"k = {k}, only up to {largest}"
     columns = scores.shape[-1]
-    largest = max(scores.numel() // columns, *scores.stride())
-    if columns > MOST_COLUMNS or largest > MOST_ROWS:
+    longest = max(scores.numel() // columns, *scores.stride())
+    if columns > MOST_COLUMNS or longest > MOST_ROWS:
         return f"shape {tuple(scores.shape)}, up to {MOST_ROWS} rows of {MOST_COLUMNS} classes"
     if not plain_tensor(scores):
         return f"a {type(scores).__name__}"

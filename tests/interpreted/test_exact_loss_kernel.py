@@ -84,20 +84,24 @@ def test_absent_classes_and_labels():
     logits[0, 5:] = -inf  # the label among those that are there
     logits[1, 3] = -inf  # an absent label
     logits[2, 2:] = -inf  # no rival
-    ours = check(logits, torch.tensor([0, 3, 1, 7]), reduction="none")
-    assert ours[0][1] == inf
-    assert ours[0][2] == 0
+    logits[3, 2:] = -inf  # neither
+    loss, gradient = check(logits, torch.tensor([0, 3, 1, 7]), reduction="none")
+    assert loss[1:].tolist() == [inf, 0, inf]
+    assert not gradient[2:].any()
 
 
 def test_nan_spoils_its_row_only():
-    logits = some_logits(3)
+    """The gradient there is that of the label alone; the reference's is not a number."""
+    logits = some_logits(4)
     logits[1, 7] = nan
-    target = torch.tensor([0, 3, 5])
+    logits[2, 7], logits[2, 5] = nan, -inf  # an absent label
+    target = torch.tensor([0, 3, 5, 5])
     loss, gradient = value_and_gradient("kernel", logits, target, reduction="none")
-    assert loss.isnan().tolist() == [False, True, False]
+    assert loss.isnan().tolist() == [False, True, True, False]
     plain, plain_gradient = value_and_gradient("reference", logits, target, reduction="none")
     torch.testing.assert_close(loss, plain, equal_nan=True)
-    torch.testing.assert_close(gradient[::2], plain_gradient[::2], rtol=1e-5, atol=5e-6)
+    torch.testing.assert_close(gradient[::3], plain_gradient[::3], rtol=1e-5, atol=5e-6)
+    assert gradient[1].nonzero().tolist() == [[3]]
 
 
 def test_nothing_counts():

@@ -147,6 +147,11 @@ def test_nan_absent_and_ignored(n):
     assert loss[2] == 0
     assert torch.equal(gradient[2], torch.zeros(n))
     assert loss[3] == math.inf
+    scores[3, n - 1] = math.nan  # besides an absent label
+    spoilt, _ = value_and_gradient(
+        lambda s: noised_topk_loss(s, target, 2, reduction="none"), scores
+    )
+    assert spoilt[3].isnan()
     assert (gradient[4, scores[4] == -math.inf] <= 0).all()
 
 
@@ -159,6 +164,9 @@ def test_fewer_than_k_present():
     assert torch.equal(gradient, torch.zeros(1, 9))
     value, _ = value_and_gradient(lambda s: topkit.noised_topk(s, 3), scores)
     assert value == -math.inf
+    loss, gradient = value_and_gradient(lambda s: noised_topk_loss(s, torch.tensor([8]), 3), scores)
+    assert loss == math.inf  # the label is absent, too
+    assert torch.equal(gradient, torch.zeros(1, 9))
 
 
 def test_all_targets_ignored():

@@ -19,7 +19,7 @@ def hinge_loss(
     HAS_MARGINS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
 ):
-    """``(scale·(margin + rival − label))_+`` of a row with its weight.
+    """``(scale·(margin + rival − label))_+`` of a row with its weight; NaN if the label is none.
 
     Returns the loss, its weight, its slope (that of the rival, and minus that of the label), the
     label, and whether that is a class.
@@ -28,7 +28,8 @@ def hinge_loss(
     counted = label != ignore_index
     legal = counted & (label >= 0) & (label < columns)
     of_label = tl.load(line + label, legal, float("nan")).to(tl.float32)
-    gap = tl.where(of_label == float("-inf"), float("inf"), rival - of_label)
+    both_absent = (rival == float("-inf")) & (of_label == float("-inf"))
+    gap = tl.where(both_absent, float("inf"), rival - of_label)
     if HAS_MARGINS:
         gap += tl.load(margins + label, legal, 0.0)
     else:
@@ -40,4 +41,5 @@ def hinge_loss(
     weight = tl.where(counted, weight, 0.0)
     hinge = tl.where(gap <= 0, 0.0, scale * gap)  # NaN stays
     loss = tl.where(counted, hinge * weight, 0.0)
-    return loss, weight, tl.where(gap <= 0, 0.0, scale * weight), label, legal
+    slope = tl.where((gap <= 0) | both_absent, 0.0, scale * weight)
+    return loss, weight, slope, label, legal

@@ -21,7 +21,7 @@ from topkit.reproduce.plan import Plan
 from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
 from topkit.reproduce.training import TrainingExperiment, fill
 from topkit.train.criterion import build_loss
-from topkit.train.engine import LAST
+from topkit.train.engine import LAST, resumable
 from topkit.train.files import load_checkpoint
 from topkit.train.recipe import Recipe
 from topkit.train.study_losses import COUNTS, CountedLoss, published_is_installed
@@ -54,8 +54,9 @@ class Review(TrainingExperiment):
         return record
 
     def row(self, run: Planned, finished: Path) -> Record:
-        """With what was not finite, by the last checkpoint."""
-        return {**super().row(run, finished), "not_finite": counts(finished)}
+        """With what was not finite, by the last checkpoint if that is there."""
+        row = super().row(run, finished)
+        return {**row, "not_finite": counts(finished)} if resumable(finished / LAST) else row
 
     def show(self, record: Record) -> list[Table]:
         """Accuracies, rows that were not finite, and times."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import topkit
 from topkit import models
+from topkit._files import held
 from topkit._provenance import commit, versions
 from topkit.data import Dataset, Split, cutout, random_crop
 from topkit.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
@@ -68,9 +69,23 @@ def train(
         has it.
     """
     run = Path(run)
-    first = getattr(rank_zero_only, "rank", 0) == 0
-    if first:
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        return _train(recipe, run, resume, dataset, console, callbacks, first=False)
+    with held(run):
         check_run(recipe, run, resume)
+        return _train(recipe, run, resume, dataset, console, callbacks, first=True)
+
+
+def _train(
+    recipe: Recipe,
+    run: Path,
+    resume: bool,
+    dataset: Dataset | None,
+    console: Console | None,
+    callbacks: Sequence[Callback],
+    first: bool,
+) -> dict[str, Any]:
+    """What each of several processes does."""
     if resume and (run / RESULT).exists():
         return json.loads((run / RESULT).read_text()) if first else {}
     dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
