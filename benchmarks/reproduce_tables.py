@@ -24,7 +24,7 @@ PRESETS = ("paper", "fast")
 NOT_RUN = "Not run yet."
 COMPARED = ("cross-entropy", "smooth", "noised exact", "mixed lists")
 """Methods of the small table."""
-ALWAYS = ("batch_size", "learning_rate", "schedule", "weight_decay")
+ALWAYS = ("epochs", "batch_size", "learning_rate", "schedule", "weight_decay")
 """Settings of training that are said even where they are the usual ones."""
 PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
 """Parts of a protocol that are sentences."""

@@ -1,6 +1,7 @@
 """``topkit reproduce``: what there is, all experiments in small, errors in one sentence."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from topkit.train.trainer import Interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
+RECORDS = str(Path(__file__).parent.parent / "benchmarks/results/reproduce")
 TRAINED = (
     "cifar100-noise",
     "cifar100-temperature",
@@ -68,6 +70,8 @@ def test_list(monkeypatch, capsys):
         (["imagenet-subsets", "--preset", "paper"], "ILSVRC2012_img_train.tar"),
         (["plantnet"], "plantnet_300K.zip"),
         (["longtail", "--data", "nowhere"], "there is no nowhere"),
+        (["longtail", "--data", "."], "cifar-100-python.tar.gz"),
+        (["review", "--show", f"{RECORDS}/level-sets-fast.json"], "is a record of level-sets"),
         (["--show", "nothing.json"], "there is no record nothing.json"),
     ],
 )
@@ -103,3 +107,25 @@ def test_one_process_at_a_time(monkeypatch, capsys, tmp_path):
         assert run(monkeypatch, *command) == 2
     assert "another process works in" in " ".join(capsys.readouterr().err.split())
     assert run(monkeypatch, *command) == 0
+
+
+def test_a_folder_that_will_not_do(monkeypatch, capsys, tmp_path):
+    """It is told before anything is measured."""
+    monkeypatch.setattr(EXPERIMENTS["epoch-time"], "run", lambda request: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    command = ("reproduce", "epoch-time", "--preset", "smoke", "--folder")
+    assert run(monkeypatch, *command, str(tmp_path / "file")) == 2
+    assert "is a file: choose a folder" in capsys.readouterr().err
+    assert run(monkeypatch, *command, "/proc/nowhere") == 2
+    assert "cannot write into /proc/nowhere" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EXPERIMENTS["level-sets"], "run", interrupted)
+    command = ("reproduce", "level-sets", "--preset", "smoke", "--folder", str(tmp_path / "new"))
+    assert run(monkeypatch, *command) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

@@ -56,13 +56,17 @@ def test_a_record_fills_the_page(records):
     record = experiment.begin("fast")
     finished(record, 0, 0.95)
     save_record(record, records)
+    samples = dict(reproduce_tables.tables())["reproduce-cifar100-samples"]
+    assert ".svg" not in samples  # of a single point
+    finished(record, 0, 0.96)
+    save_record(record, records)
     texts = dict(reproduce_tables.tables())
     samples = texts["reproduce-cifar100-samples"]
     assert samples.startswith("Preset `fast`: ")
     assert "model resnet18-small" in samples.split("\n")[0]
     assert "95.00\xa0(1)<br>94.28\xa0a ▲\xa0+0.72" in samples
     assert "](images/reproduce/cifar100-samples-accuracy.svg)" in samples
-    assert f"fast: 1 of {1 + len(record['not_run'])}" in texts["reproduce"]
+    assert f"fast: 2 of {2 + len(record['not_run'])}" in texts["reproduce"]
     assert "parts of it are not run" in samples
 
 

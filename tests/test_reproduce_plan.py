@@ -208,9 +208,7 @@ def test_methods_that_come_to_the_same_train_once():
 
 
 def test_names_of_runs():
-    assert (
-        run_name("smooth, margin 0", {"subset": None}, 0) == "smooth,-margin-0,subset=none,seed=0"
-    )
+    assert run_name("smooth, margin 0", {"subset": None}, 0) == "smooth-margin-0,subset=none,seed=0"
 
 
 @pytest.mark.parametrize(

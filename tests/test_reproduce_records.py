@@ -170,8 +170,9 @@ def test_several_at_once(experiment, data, tmp_path, monkeypatch):
     runs = finish(tmp_path / "runs", experiment, data, [0])
     sizes = []
 
-    def train_all(left, *, at_once, console, finished):
+    def train_all(left, names, *, at_once, console, finished):
         assert at_once == 2
+        assert list(names.values()) == [path.name for path in left]
         assert list(left) == [tmp_path / "runs" / run.name for run in runs[1:]]
         for number in (3, 1):
             finish(tmp_path / "runs", experiment, data, [number])

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 
@@ -30,16 +31,24 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def held(folder: Path) -> Iterator[None]:
     """Keep a folder from other processes until the block ends; they get an error.
 
-    It is made for that, and goes again if nothing was put into it. A process that ends in any way
-    lets go of it. Where there are no such locks (Windows, some network drives) it is not kept.
+    It is made for that if it can be written, and goes again if nothing was put into it. A process
+    that ends in any way lets go of it. Where there are no such locks (Windows, some network drives)
+    it is not kept.
 
     Example:
         >>> from tempfile import mkdtemp
         >>> with held(Path(mkdtemp()) / "runs" / "first"):
         ...     pass
     """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: choose a folder")
     made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PermissionError(f"cannot write into {folder}: {error.strerror}") from None
     try:
         with _locked(folder):
             yield

@@ -261,7 +261,10 @@ def reproduce_command(
     data: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(help="for runs, record and figures (default: runs/reproduce/NAME-PRESET)"),
+        typer.Option(
+            help="for runs, record and figures (default: runs/reproduce/NAME-PRESET, or "
+            "the record's with --show)"
+        ),
     ] = None,
     at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 1,
     most: Annotated[
@@ -278,7 +281,10 @@ def reproduce_command(
     from topkit.train.trainer import Interrupted
 
     if show is not None:
-        show_record(load_record(show), folder or show.parent, console)
+        record = load_record(show)
+        if name not in (None, record["experiment"]):
+            raise ValueError(f"{show} is a record of {record['experiment']}, not of {name}")
+        show_record(record, folder or show.parent, console)
     elif list or name is None:
         console.print(listing())
     else:
@@ -286,7 +292,7 @@ def reproduce_command(
             folder = folder or Path("runs/reproduce") / f"{name}-{preset}"
             request = Request(preset, folder, data, at_once, most, console)
             run_experiment(name, request, console)
-        except Interrupted:
+        except (Interrupted, KeyboardInterrupt):
             console.print("stopped; the same command goes on from there", highlight=False)
             raise typer.Exit(130) from None
         except ChildProcessError as failed:

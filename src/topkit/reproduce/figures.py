@@ -62,7 +62,7 @@ def _against(results: Results, part: Settings) -> Figure | None:
     values = results.values(axis, part)
     place = places(values)
     figure, axes = _axes(results, part["title"], named_axis(axis), _unit(metric))
-    drawn = False
+    drawn = 0
     for line, look in zip(lines, _looks(results.plan, lines), strict=True):
         ours: list[tuple[float, Estimate]] = []
         papers: dict[str, list[tuple[float, float]]] = {}
@@ -73,13 +73,14 @@ def _against(results: Results, part: Settings) -> Figure | None:
                 ours.append((place[value], cell.ours))
             for number in cell.papers:
                 papers.setdefault(number.paper, []).append((place[value], number.value))
-        drawn = drawn or bool(ours)
+        drawn = max(drawn, len(ours))
         _line(axes, ours, str(line) if by_method else "ours", look)
         for paper, points in papers.items():
             first = paper == results.numbers[0].paper
             _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
     axes.set_xticks(list(place.values()), [named(value, axis) for value in values])
-    return _finished(figure, axes) if drawn else None
+    alone = drawn == 1 < len(values)  # it says nothing of how it depends on the axis
+    return _finished(figure, axes) if drawn and not alone else None
 
 
 def _curves(results: Results, part: Settings) -> Figure | None:

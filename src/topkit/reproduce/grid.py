@@ -88,11 +88,14 @@ def run_name(method: str, settings: Settings, seed: int) -> str:
         'τ=0,noise=0.2,noise_kind=block,subset=none,seed=1'
         >>> run_name("smooth", {"noise": 0.0, "noise_kind": "block"}, 1)
         'smooth,noise=0,seed=1'
+        >>> run_name("smooth, margin 0", {}, 1)
+        'smooth-margin-0,seed=1'
     """
     if settings.get("noise") == 0:
         settings = {name: each for name, each in settings.items() if name != "noise_kind"}
     said = [f"{name}={shown(each)}" for name, each in settings.items()]
-    return ",".join([method.replace(" = ", "=").replace(" ", "-"), *said, f"seed={seed}"])
+    method = method.replace(" = ", "=").replace(",", "").replace(" ", "-")
+    return ",".join([method, *said, f"seed={seed}"])
 
 
 def protocol_of(runs: list[Planned]) -> Settings:

@@ -51,7 +51,8 @@ class LevelSets(Experiment):
         points = simplex(GRIDS[preset])
         protocol = {
             "what": "losses of s in 2·Δ3, the label in the upper corner, rescaled from 0 to 1 and "
-            f"kept as integers up to {DIGITS}; margins of 1; float64",
+            f"kept as integers up to {DIGITS}; margins of 1; float64; the noised loss in Figures 1 "
+            "and 6 is the mean over replications",
             "grid": GRIDS[preset],
             "replications": REPLICATIONS[preset],
             "seed": 0,

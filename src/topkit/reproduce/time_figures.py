@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from topkit.report.svg import SETTINGS
 from topkit.reproduce.algorithms import CLASSES, TABLE_3, TABLE_4, hardware
-from topkit.reproduce.epoch_time import BASE, PUBLISHED
+from topkit.reproduce.epoch_time import BASE, GOAL, PUBLISHED
 from topkit.reproduce.experiment import Record
-from topkit.reproduce.figures import SIZE, legend_beside, save
+from topkit.reproduce.figures import legend_beside, save
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
@@ -40,25 +40,33 @@ METHODS = {
 PAPER = dict(zip((*TABLE_3, *TABLE_4), (ORANGE, SKY, GREEN, SKY), strict=True))
 LOOK = {**SETTINGS, "grid.color": "#dddddd"}
 FINE, COARSE = (1, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2), (1, 2, 5, 10, 20, 50, 100)
+NEAR = (0.96, 1.16)
+"""What the second part of the figure shows."""
 
 
 def draw_epochs(record: Record, folder: Path) -> list[Path]:
-    """Times of epochs over that of cross-entropy, against K."""
+    """Times of epochs over that of cross-entropy, against K: all of them, and those near 1."""
     rows = record["rows"]
     with matplotlib.rc_context(LOOK):
-        figure = Figure(figsize=SIZE, layout="constrained")
-        axes = figure.subplots()
-        for name, (colour, marker) in LOSSES.items():
-            points = [(row["k"], row["ratio"]) for row in rows if row["loss"] == name]
-            line(axes, name, points, colour, marker)
-        axes.set(xscale="log", yscale="log", xlabel="K", ylabel="epoch, cross-entropy = 1")
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
+        whole, near = figure.subplots(1, 2)
         lengths, high = sorted({row["k"] for row in rows}), max(row["ratio"] for row in rows)
+        for axes in (whole, near):
+            for name, (colour, marker) in LOSSES.items():
+                points = [(row["k"], row["ratio"]) for row in rows if row["loss"] == name]
+                line(axes, name, points, colour, marker)
+            axes.set(xscale="log", xlabel="K")
+            axes.set_xticks(lengths, map(str, lengths))
+        whole.set(yscale="log", ylabel="epoch, cross-entropy = 1")
         ticks = [tick for tick in (FINE if high < 2 else COARSE) if tick <= max(high, 1.02)]
-        axes.set_xticks(lengths, map(str, lengths))
-        axes.set_yticks(ticks, map(str, ticks))
-        axes.minorticks_off()
-        legend_beside(axes)
-        axes.set_title(f"{record['protocol']['model']}, {record['hardware']}", fontsize=10)
+        whole.set_yticks(ticks, map(str, ticks))
+        near.set(ylim=NEAR)
+        goal = f"+{GOAL:.0%}, our goal"
+        near.axhline(1 + GOAL, color=BLACK, linestyle=":", linewidth=1, label=goal)
+        for axes in (whole, near):
+            axes.minorticks_off()
+        legend_beside(near)
+        figure.suptitle(f"{record['protocol']['model']}, {record['hardware']}", fontsize=10)
         return save(figure, folder, record["experiment"])
 
 

@@ -80,7 +80,8 @@ class TrainingExperiment(Experiment):
         if left and preset != "smoke" and not torch.cuda.is_available():
             request.say("There is no GPU here: a run may take days (--preset smoke takes seconds).")
         if request.at_once > 1:
-            train_all(left, at_once=request.at_once, console=request.console, finished=keep)
+            names = {path: path.name for path in left}
+            train_all(left, names, at_once=request.at_once, console=request.console, finished=keep)
         else:
             train_in_turn(left, request, keep)
         return record
@@ -207,7 +208,11 @@ def check_data(needed: DataNeeded, data: Path | None) -> str | None:
         raise ValueError(f"this needs --data PATH, the place of {needed.name}: get {needed.get}")
     if not data.exists():
         raise FileNotFoundError(f"there is no {data}; {needed.name} is: {needed.get}")
-    dataset = load(data)
+    try:
+        dataset = load(data)
+    except (ValueError, OSError) as error:
+        said = str(error).partition("There is:")[0].strip()  # without all other formats
+        raise ValueError(f"{said} This needs {needed.name}: get {needed.get}") from error
     for what, expected, found in (
         ("classes", needed.classes, len(dataset.classes)),
         ("test images", needed.test, len(dataset.test)),

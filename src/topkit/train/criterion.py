@@ -99,6 +99,11 @@ STUDY_LOSSES = {
     name: LossInfo(make, about, ("tau",), gradient_is_one_in_k=True)
     for name, make, about in (
         ("study-summation", study_losses.SummationTopKLoss, "smooth, by summation in float32"),
+        (
+            "study-summation-centred",
+            study_losses.CentredSummationTopKLoss,
+            "the same, below the largest score",
+        ),
         ("study-published", study_losses.PublishedTopKLoss, "smooth, the published code"),
         ("study-topkit", study_losses.CountedSmoothTopKLoss, "smooth, with the same counts"),
     )

@@ -40,6 +40,7 @@ class News(NamedTuple):
 
 def train_all(
     runs: Mapping[Path, Recipe],
+    names: Mapping[Path, str] | None = None,
     *,
     at_once: int = 1,
     console: Console | None = None,
@@ -53,6 +54,7 @@ def train_all(
 
     Args:
         runs: recipes by folder.
+        names: what each is called where progress is shown, instead of what it differs in.
         at_once: how many runs train at the same time; they share the cores.
         console: where progress is shown; None for silence.
         finished: called with the folder of each run that was trained, when it ends.
@@ -67,7 +69,7 @@ def train_all(
     queue, stop = spawn.Queue(), spawn.RawValue("b")
     threads = max(1, torch.get_num_threads() // at_once)
     pool = ProcessPoolExecutor(at_once, spawn, _begin, (queue, stop, threads))
-    names = dict(zip(left, differences(list(left.values())), strict=True))
+    names = names or dict(zip(left, differences(list(left.values())), strict=True))
     try:
         with _ctrl_c_held() as heard:
             futures = {pool.submit(_train, each, folder): folder for folder, each in left.items()}
@@ -242,7 +244,7 @@ def _follow(
         disable=console is None or not console.is_terminal,
     )
     tasks = {
-        str(folder): bar.add_task(name, total=1.0, start=False, results="")
+        str(folder): bar.add_task(name, total=1.0, start=False, visible=False, results="")
         for folder, name in names.items()
     }
     pending = set(futures)
@@ -251,7 +253,7 @@ def _follow(
             ended, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
             for run, done, results in _news(queue):
                 bar.start_task(tasks[run])
-                bar.update(tasks[run], completed=done, results=results)
+                bar.update(tasks[run], completed=done, results=results, visible=True)
             for future in ended:
                 folder = futures[future]
                 if (error := future.exception()) is not None:
@@ -259,7 +261,7 @@ def _follow(
                     continue
                 finished(folder)
                 if console is not None:
-                    bar.update(tasks[str(folder)], completed=1.0)
+                    bar.update(tasks[str(folder)], visible=False)
                     rest = len(pending)
                     console.print(f"{names[folder]}: {result_line(folder)}  ({rest} to go)")
     return failed

@@ -97,11 +97,33 @@ class SummationTopKLoss(CountedLoss):
 
     def rows(self, scores: Tensor, target: Tensor) -> Tensor:
         """``−τ logsigmoid(−(1/τ + log σ_k − log σ_{k−1} − s_y/(kτ)))``, eq. 10."""
-        x = scores / (self.k * self.tau)
+        x = self.place(scores / (self.k * self.tau))
         label = x.gather(1, target[:, None])[:, 0]
         sigma = esp_summation(x.scatter(1, target[:, None], -inf), self.k)
         z = 1 / self.tau + sigma[:, self.k].log() - sigma[:, self.k - 1].log() - label
         return -self.tau * F.logsigmoid(-z)
+
+    @staticmethod
+    def place(x: Tensor) -> Tensor:
+        """Logarithms whose exponentials are summed, up to a number for each row."""
+        return x
+
+
+class CentredSummationTopKLoss(SummationTopKLoss):
+    """The same of exponentials that are at most 1: they do not overflow, but underflow.
+
+    Example:
+        >>> criterion = CentredSummationTopKLoss(k=2, tau=0.1)
+        >>> scores = torch.tensor([[10.0, 20.0, 30.0], [0.0, 1.0, 99.0]], requires_grad=True)
+        >>> _ = criterion(scores, torch.tensor([2, 2]))
+        >>> criterion.losses
+        tensor(1)
+    """
+
+    @staticmethod
+    def place(x: Tensor) -> Tensor:
+        """Below the largest one of the row."""
+        return x - x.amax(1, keepdim=True)
 
 
 class PublishedTopKLoss(CountedLoss):
