@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import torch.nn.functional as F
-from rich.table import Table
+from rich.table import Column, Table
 
 from topkit import functional
 from topkit.reproduce.experiment import (
@@ -71,7 +71,7 @@ class EpochTime(Experiment):
             "what": "seconds of an epoch of training steps on random images that lie on the "
             "device, without loading and validation; losses in turn, in changing order; medians "
             "over rounds, ratios to cross-entropy of the same round",
-            "goal": f"at most {GOAL:.0%} longer than cross-entropy",
+            "goal": f"at most {100 * GOAL:g} % longer than cross-entropy",
         }
         record = new_record(self.name, preset, protocol)
         named = {f"{name}, K = {k}": loss for (name, k), loss in losses.items()}
@@ -91,8 +91,9 @@ class EpochTime(Experiment):
         lengths = sorted({row["k"] for row in record["rows"]})
         found = {(row["loss"], row["k"]): row for row in record["rows"]}
         titles = [f"K = {k}" for k in lengths]
-        ours = Table("epoch, change against cross-entropy", *titles, title=self.title)
-        paper = Table("Garcin 2022, seconds an epoch", *titles)
+        title = "Time of an epoch, change against cross-entropy"
+        ours = Table(Column("loss", no_wrap=True), *titles, title=title)
+        paper = Table(Column("loss", no_wrap=True), *titles, title="Garcin 2022, seconds an epoch")
         for name in dict.fromkeys(name for name, _ in found):
             ours.add_row(name, *(change(found[name, k]) for k in lengths))
         for name in dict.fromkeys(name for name, _ in PAPERS):
@@ -137,7 +138,10 @@ def change(row: Record) -> str:
     """How much longer an epoch takes.
 
     Example:
-        >>> change({"ratio": 1.0123})
-        '+1.2 %'
+        >>> change({"ratio": 1.0123}), change({"ratio": 0.998}), change({"ratio": 31.34})
+        ('+1.2 %', '−0.2 %', '×31')
     """
-    return f"{100 * (row['ratio'] - 1):+.1f} %"
+    ratio = row["ratio"]
+    if ratio >= 2:
+        return f"×{ratio:.2g}"
+    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")

@@ -61,7 +61,7 @@ def draw_epochs(record: Record, folder: Path) -> list[Path]:
         ticks = [tick for tick in (FINE if high < 2 else COARSE) if tick <= max(high, 1.02)]
         whole.set_yticks(ticks, map(str, ticks))
         near.set(ylim=NEAR)
-        goal = f"+{GOAL:.0%}, our goal"
+        goal = f"+{100 * GOAL:g} %, our goal"
         near.axhline(1 + GOAL, color=BLACK, linestyle=":", linewidth=1, label=goal)
         for axes in (whole, near):
             axes.minorticks_off()
