@@ -24,8 +24,10 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore:.*FP_FUSION:UserWarning"),
 ]
-STACK = 4096
-"""Bytes of a thread outside registers: 2,312 for the exact loss at k = 49 with Triton 3.6."""
+STACK = 2048
+"""Bytes of a thread that may lie outside registers."""
+LONG_STACK = 4096
+"""The same beyond k = 32: the exact loss takes 2,312 at k = 49 with Triton 3.6."""
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -110,12 +112,12 @@ def loss(
     value.backward(torch.empty_like(value))
 
 
-def check(launches: list[Launch], capability: int, folder: Path) -> None:
+def check(launches: list[Launch], capability: int, folder: Path, most: int = STACK) -> None:
     assert len(launches) > 1
     for launch in launches:
         binary = compiled(launch, capability).asm["cubin"]
         assert binary.startswith(b"\x7fELF")
-        assert stack(binary, folder) <= STACK, launch
+        assert stack(binary, folder) <= most, launch
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +190,7 @@ def test_noised_loss(capability, case, launches, tmp_path):
 @each(EXACT)
 def test_exact_noised_loss(capability, case, launches, tmp_path):
     loss(partial(TF.noised_topk_loss, samples=None), *case)
-    check(launches, capability, tmp_path)
+    check(launches, capability, tmp_path, LONG_STACK if case[0] > 32 else STACK)
 
 
 @each(OPERATORS)
@@ -207,7 +209,7 @@ def test_noised_operator(capability, samples, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
-EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 11, 64, 1000, fp32)]
+EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 1000, fp32)]
 
 
 @each(EXPECTED)

@@ -40,7 +40,21 @@ def expected_topk(
         window: see :data:`Window`.
         plain: the same by the reference, for derivatives of higher order.
     """
-    return _expected(scores, None, None, None, k, epsilon, window, 0.0, 1.0, 0, "none", plain)
+    result: Tensor = _Expected.apply(
+        _prepared(scores),
+        None,
+        None,
+        None,
+        int(k),
+        float(epsilon),
+        window,
+        0.0,
+        1.0,
+        0,
+        "none",
+        None if torch.compiler.is_compiling() else plain,
+    )
+    return result
 
 
 def expected_loss(
@@ -55,41 +69,26 @@ def expected_loss(
     """The reduced loss of (R, n) scores with the (k + 1)-th largest, or with "none" (R) losses."""
     labels, weight, ignore_index, reduction, plain = options
     margins, number = per_class_or_number(margin, scores)
-    rest = (number, float(scale), int(ignore_index), reduction, plain)
-    return _expected(scores, labels, margins, weight, k + 1, epsilon, window, *rest)
-
-
-def _expected(
-    scores: Tensor,
-    labels: Tensor | None,
-    margins: Tensor | None,
-    weight: Tensor | None,
-    k: int,
-    epsilon: float,
-    window: Window,
-    margin: float,
-    scale: float,
-    ignore_index: int,
-    reduction: str,
-    plain: Callable[[Tensor], Tensor] | None,
-) -> Tensor:
-    if not torch.is_grad_enabled():
-        scores = scores.detach()  # the gradient costs more than the value
     result: Tensor = _Expected.apply(
-        with_whole_rows(scores),
+        _prepared(scores),
         labels,
         margins,
         weight,
-        int(k),
+        int(k) + 1,
         float(epsilon),
         window,
-        margin,
-        scale,
-        ignore_index,
+        number,
+        float(scale),
+        int(ignore_index),
         reduction,
         None if torch.compiler.is_compiling() else plain,
     )
     return result
+
+
+def _prepared(scores: Tensor) -> Tensor:
+    """With whole rows, and only with a gradient that is asked for: it costs more than the value."""
+    return with_whole_rows(scores if torch.is_grad_enabled() else scores.detach())
 
 
 class _Expected(torch.autograd.Function):

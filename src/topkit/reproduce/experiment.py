@@ -98,6 +98,11 @@ class Experiment(ABC):
         """Draw the figures of a record as SVG and PNG files in that folder; returns their paths."""
 
 
+def device() -> torch.device:
+    """Where things are measured: on the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def new_record(experiment: str, preset: str, protocol: Mapping[str, Any]) -> Record:
     """A record with its versions, hardware and commit, and no rows yet.
 
@@ -110,7 +115,6 @@ def new_record(experiment: str, preset: str, protocol: Mapping[str, Any]) -> Rec
         >>> list(new_record("level-sets", "smoke", {"k": 1})) == list(RECORD)
         True
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "experiment": experiment,
         "preset": preset,
@@ -118,7 +122,7 @@ def new_record(experiment: str, preset: str, protocol: Mapping[str, Any]) -> Rec
         "rows": [],
         "not_run": [],
         "versions": versions(),
-        "hardware": hardware(device),
+        "hardware": hardware(device()),
         "commit": commit(),
     }
 

@@ -36,7 +36,7 @@ TIMED: dict[str, dict[str, int]] = {
 
 
 class Review(TrainingExperiment):
-    """Three evaluations of one loss, and cross-entropy."""
+    """Four evaluations of one loss, and cross-entropy."""
 
     def run(self, request: Request) -> Record:
         """Train what the record lacks, and time all in one process."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from topkit import models
+from topkit.reproduce.experiment import device
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -75,11 +76,6 @@ def epoch_seconds(
             found = timed(step, losses[name], steps) / steps
             seconds[name].append(found * setting.steps)
     return seconds
-
-
-def device() -> torch.device:
-    """Where steps are timed: on the GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def training_step(setting: Setting) -> Callable[[Loss], None]:

@@ -51,20 +51,19 @@ def draw_epochs(record: Record, folder: Path) -> list[Path]:
         figure = Figure(figsize=(9, 3.8), layout="constrained")
         whole, near = figure.subplots(1, 2)
         lengths, high = sorted({row["k"] for row in rows}), max(row["ratio"] for row in rows)
+        whole.set(yscale="log", ylabel="epoch, cross-entropy = 1")
         for axes in (whole, near):
             for name, (colour, marker) in LOSSES.items():
                 points = [(row["k"], row["ratio"]) for row in rows if row["loss"] == name]
                 line(axes, name, points, colour, marker)
             axes.set(xscale="log", xlabel="K")
             axes.set_xticks(lengths, map(str, lengths))
-        whole.set(yscale="log", ylabel="epoch, cross-entropy = 1")
+            axes.minorticks_off()
         ticks = [tick for tick in (FINE if high < 2 else COARSE) if tick <= max(high, 1.02)]
         whole.set_yticks(ticks, map(str, ticks))
         near.set(ylim=NEAR)
         goal = f"+{100 * GOAL:g} %, our goal"
         near.axhline(1 + GOAL, color=BLACK, linestyle=":", linewidth=1, label=goal)
-        for axes in (whole, near):
-            axes.minorticks_off()
         legend_beside(near)
         figure.suptitle(f"{record['protocol']['model']}, {record['hardware']}", fontsize=10)
         return save(figure, folder, record["experiment"])

@@ -211,8 +211,7 @@ def check_data(needed: DataNeeded, data: Path | None) -> str | None:
     try:
         dataset = load(data)
     except (ValueError, OSError) as error:
-        said = str(error).partition("There is:")[0].strip()  # without all other formats
-        raise ValueError(f"{said} This needs {needed.name}: get {needed.get}") from error
+        raise ValueError(f"this needs {needed.name}: get {needed.get}. But {error}") from error
     for what, expected, found in (
         ("classes", needed.classes, len(dataset.classes)),
         ("test images", needed.test, len(dataset.test)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -69,11 +70,13 @@ def train(
         has it.
     """
     run = Path(run)
-    if getattr(rank_zero_only, "rank", 0) != 0:
-        return _train(recipe, run, resume, dataset, console, callbacks, first=False)
-    with held(run):
+    first = getattr(rank_zero_only, "rank", 0) == 0
+    if first:
         check_run(recipe, run, resume)
-        return _train(recipe, run, resume, dataset, console, callbacks, first=True)
+    if resume and (run / RESULT).exists():
+        return json.loads((run / RESULT).read_text()) if first else {}
+    with held(run) if first else nullcontext():
+        return _train(recipe, run, resume, dataset, console, callbacks, first)
 
 
 def _train(
@@ -86,8 +89,6 @@ def _train(
     first: bool,
 ) -> dict[str, Any]:
     """What each of several processes does."""
-    if resume and (run / RESULT).exists():
-        return json.loads((run / RESULT).read_text()) if first else {}
     dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
     signature = signature_of(recipe, dataset)
     network = build_network(recipe, signature, pretrained=recipe.pretrained)
