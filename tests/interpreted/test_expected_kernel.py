@@ -39,6 +39,11 @@ def test_random_scores(rows, n, k, epsilon):
     check(torch.randn(rows, n), k, epsilon)
 
 
+def test_long_segments():
+    """Sixteen candidates each: sums of their shares take more than one tile."""
+    check(torch.randn(1, 120), 2, 3.0)
+
+
 def test_largest_k():
     check(torch.randn(1, 70), 64)
     with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 65, only up to 64"):

@@ -91,6 +91,11 @@ def _prepared(scores: Tensor) -> Tensor:
     return with_whole_rows(scores if torch.is_grad_enabled() else scores.detach())
 
 
+def at_a_time(k: int) -> int:
+    """Candidates taken together: fewer, the more numbers each needs."""
+    return 4 if k <= 8 else 2 if k <= 16 else 1
+
+
 class _Expected(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -111,7 +116,8 @@ class _Expected(torch.autograd.Function):
         rows, columns = scores.shape
         differentiate = bool(ctx.needs_input_grad[0])
         segment = min(512, max(8, power_of_two(round(int(columns) ** 0.5))))
-        room = (-(-columns // segment) + segment) * k * NODES if differentiate else 1
+        kept = (-(-columns // segment) + segment) * k + segment
+        room = kept * NODES if differentiate else 1
         programs = max(1, min(rows, MOST_PROGRAMS, MOST_BYTES // (4 * room + 8 * columns)))
         buffer = scores.new_empty(1 + 2 * programs, dtype=torch.float64)
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
@@ -154,6 +160,7 @@ class _Expected(torch.autograd.Function):
                 min(512, max(64, power_of_two(columns))),
                 segment,
                 NODES,
+                at_a_time(k),
             ),
             WARPS,
             scores,

@@ -7,6 +7,9 @@ once. The chance of a class to be the K-th largest, which is the gradient, needs
 without that class: the coefficients of those before it, times those of the ones after it. All terms
 are positive, so nothing cancels. Products before are kept once for every segment of candidates,
 and made again for one segment at a time, from the last to the first.
+
+Each product waits for the one before, and small batches leave a program alone with its wait. So
+FEW candidates are taken at a time: their chances do not depend on each other.
 """
 
 import triton
@@ -65,6 +68,27 @@ def count(counts, above, not_above, K: tl.constexpr):
 
 
 @triton.jit
+def next_chances(values, i, end, t, FEW: tl.constexpr):
+    """Chances of FEW candidates from i on; there are none at the end, which are never above."""
+    above, not_above = (), ()
+    for j in tl.static_range(FEW):
+        z = tl.load(values + i + j, i + j < end, float("-inf"))
+        one, other = chances(z, t)
+        above, not_above = above + (one,), not_above + (other,)
+    return above, not_above
+
+
+@triton.jit
+def count_all(counts, values, begin, end, t, K: tl.constexpr, FEW: tl.constexpr):
+    """Count candidates from ``begin`` to ``end``."""
+    for i in range(begin, end, FEW):
+        above, not_above = next_chances(values, i, end, t, FEW)
+        for j in tl.static_range(FEW):
+            counts = count(counts, above[j], not_above[j], K)
+    return counts
+
+
+@triton.jit
 def sum_of(counts, K: tl.constexpr):
     """Probability that fewer than K are counted."""
     total = counts[0]
@@ -91,14 +115,11 @@ def kept(place, K: tl.constexpr, NODES: tl.constexpr):
 
 
 @triton.jit
-def window(values, found, down, up, K: tl.constexpr, NODES: tl.constexpr):
+def window(values, found, down, up, K: tl.constexpr, NODES: tl.constexpr, FEW: tl.constexpr):
     """Where the K-th largest is to be found between −down and up, but for NEARLY at either end."""
     node = tl.arange(0, NODES).to(tl.float32)
     t = -down + (down + up) / (NODES - 1) * node
-    counts = nothing_counted(K, NODES)
-    for i in range(found):
-        above, not_above = chances(tl.load(values + i), t)
-        counts = count(counts, above, not_above, K)
+    counts = count_all(nothing_counted(K, NODES), values, 0, found, t, K, FEW)
     below = sum_of(counts, K)
     low = tl.max(tl.where(below <= NEARLY, t, -down), 0)
     high = tl.min(tl.where(1.0 - below <= NEARLY, t, up), 0)
@@ -119,34 +140,48 @@ def write_shares(
     K: tl.constexpr,
     SEGMENT: tl.constexpr,
     NODES: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     """Write the chance of each candidate to be the K-th largest, times the slope, to its class."""
     SIZE: tl.constexpr = K * NODES
+    node = tl.arange(0, NODES)
     inner = saved + tl.cast(segments, tl.int64) * SIZE
+    products = inner + SEGMENT * SIZE
     after = nothing_counted(K, NODES)
     for done in range(segments):
         segment = segments - 1 - done
         begin = segment * SEGMENT
         length = tl.minimum(found - begin, SEGMENT)
         counts = kept(saved + tl.cast(segment, tl.int64) * SIZE, K, NODES)
-        for i in range(length):
-            keep(inner + i * SIZE, counts, K, NODES)
-            above, not_above = chances(tl.load(values + begin + i), t)
-            counts = count(counts, above, not_above, K)
+        for i in range(0, length, FEW):
+            above, not_above = next_chances(values + begin, i, length, t, FEW)
+            for j in tl.static_range(FEW):
+                keep(inner + (i + j) * SIZE, counts, K, NODES)
+                counts = count(counts, above[j], not_above[j], K)
         tl.debug_barrier()
-        for back in range(length):
-            i = length - 1 - back
-            before = kept(inner + i * SIZE, K, NODES)
-            others = before[0] * after[K - 1]
-            for j in tl.static_range(1, K):
-                others += before[j] * after[K - 1 - j]
-            z = tl.load(values + begin + i)
-            x = z - t
-            density = 0.3989422804 * tl.exp(-0.5 * x * x)
-            share = tl.sum(weight * density * others.to(tl.float32), 0)
-            tl.store(gradient + tl.load(classes + begin + i), slope * share)
-            above, not_above = chances(z, t)
-            after = count(after, above, not_above, K)
+        for back in range(0, length, FEW):
+            i = (length - 1) // FEW * FEW - back
+            above, not_above = next_chances(values + begin, i, length, t, FEW)
+            before = ()
+            for j in tl.static_range(FEW):
+                before = before + (kept(inner + (i + j) * SIZE, K, NODES),)
+            for j in tl.static_range(FEW - 1, -1, -1):
+                others = before[j][0] * after[K - 1]
+                for m in tl.static_range(1, K):
+                    others += before[j][m] * after[K - 1 - m]
+                x = tl.load(values + begin + i + j, i + j < length, float("-inf")) - t
+                density = 0.3989422804 * tl.exp(-0.5 * x * x)
+                product = weight * density * others.to(tl.float32)
+                tl.store(products + (i + j) * NODES + node, product)
+                after = count(after, above[j], not_above[j], K)
+        tl.debug_barrier()
+        ROWS: tl.constexpr = 8
+        for start in range(0, length, ROWS):
+            entry = start + tl.arange(0, ROWS)
+            there = entry < length
+            product = tl.load(products + entry[:, None] * NODES + node[None, :], there[:, None], 0)
+            column = tl.load(classes + begin + entry, there, 0)
+            tl.store(gradient + column, slope * tl.sum(product, 1), there)
         tl.debug_barrier()
 
 
@@ -188,6 +223,7 @@ def expected_kernel(
     BLOCK: tl.constexpr,
     SEGMENT: tl.constexpr,
     NODES: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     """The expected K-th largest of every ``programs``-th row; with labels the loss.
 
@@ -227,7 +263,7 @@ def expected_kernel(
                 tl.store(values + entry, (x - center) / epsilon, near > 0)
                 found += tl.sum(near, 0)
             tl.debug_barrier()
-            low, high = window(values, found, down, up, K, NODES)
+            low, high = window(values, found, down, up, K, NODES, FEW)
             step = (high - low) / (NODES - 1)
             t = low + step * node.to(tl.float32)
             weight = tl.where((node == 0) | (node == NODES - 1), step / 2, step)
@@ -237,9 +273,8 @@ def expected_kernel(
                 if HAS_GRADIENT:
                     keep(saved + tl.cast(segment, tl.int64) * (K * NODES), counts, K, NODES)
                 begin = segment * SEGMENT
-                for i in range(begin, tl.minimum(found, begin + SEGMENT)):
-                    above, not_above = chances(tl.load(values + i), t)
-                    counts = count(counts, above, not_above, K)
+                end = tl.minimum(found, begin + SEGMENT)
+                counts = count_all(counts, values, begin, end, t, K, FEW)
             reached = 1.0 - sum_of(counts, K)
             top = center + epsilon * (low + tl.sum(weight * reached.to(tl.float32), 0))
         slope = 1.0
@@ -281,6 +316,7 @@ def expected_kernel(
                     K,
                     SEGMENT,
                     NODES,
+                    FEW,
                 )
             if HAS_LABEL:
                 tl.debug_barrier()
