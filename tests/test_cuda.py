@@ -94,9 +94,9 @@ def test_a_module_moves_with_its_tensors():
 
 ROUNDING = 1.2e-7  # of the result to float32, twice
 TINY = 1e-36
-KS = (1, 5, 10, 20, 32)
+KS = (1, 5, 10, 20, 32, 50)
 SHAPES = ((256, 100), (64, 1000), (8, 33_000), (2, 1_000_000))
-KERNEL_LOSSES = [topkit.SmoothTopKLoss(5), topkit.SmoothTopKLoss(20), topkit.NoisedTopKLoss(5)]
+KERNEL_LOSSES = [*map(topkit.SmoothTopKLoss, (5, 20, 50)), topkit.NoisedTopKLoss(5)]
 
 
 def name(value: object) -> str:

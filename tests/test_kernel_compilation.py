@@ -142,6 +142,9 @@ SMOOTH = [
     (OLD, 20, 8, 4100, bf16, "sum"),
     (OLD, 32, 64, 1000, bf16),
     (NEW, 32, 2, 33_000, fp32),
+    (BOTH, 50, 256, 100, bf16, "mean", "weight"),
+    (NEW, 33, 8, 33_000, fp32, "none", "margin"),
+    (OLD, 1000, 64, 1001, fp16, "sum"),
 ]
 NOISED = [
     (BOTH, 5, 8, 33_000, fp16),

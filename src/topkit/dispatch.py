@@ -24,6 +24,8 @@ OLDEST_TRITON = (3, 4)
 OLDEST_CAPABILITY = (8, 0)
 LARGEST_K = 32
 """Beyond it power sums, which kernels of polynomials take, lose all their digits."""
+LONGEST_LIST = 1024
+"""Of the smooth loss: beyond LARGEST_K it has kernels that do without power sums."""
 LARGEST_RANK = 64
 """Kernels of order statistics are written out for each rank; beyond it they compile for long."""
 MOST_COLUMNS = 65_535 * 1024

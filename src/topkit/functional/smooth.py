@@ -9,6 +9,8 @@ from torch import Tensor
 
 from topkit._checks import check_temperature
 from topkit.dispatch import (
+    LARGEST_K,
+    LONGEST_LIST,
     LossOptions,
     known_call,
     loss_options,
@@ -77,6 +79,10 @@ def smooth_topk_loss(
     call = known_call(input, target, (k, tau, margin), options)
 
     def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
+        if k > LARGEST_K:
+            from topkit.kernels.long_lists import long_list_loss
+
+            return long_list_loss(scores, k, tau, margin, options)
         from topkit.kernels.smooth import smooth_loss
 
         return smooth_loss(scores, k, tau, margin, options)
@@ -98,7 +104,7 @@ def smooth_topk_loss(
         input,
         target,
         block_cost=block_cost(margin, 8 * k),
-        kernel=KernelLoss(k, margin_obstacle(margin), call, by_kernel),
+        kernel=KernelLoss(k, margin_obstacle(margin), call, by_kernel, LONGEST_LIST),
         **options,
     )
 

@@ -1,0 +1,148 @@
+"""The smooth loss's kernels for long lists, made to serve short ones, too, with their tests."""
+
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from smooth_cases import check, problem, run
+
+# The same tests, with every list a long one:
+from test_smooth_kernel import (  # noqa: F401
+    assert_within_budget,
+    test_any_call,
+    test_shift_invariance,
+)
+from test_smooth_kernel_absence import (  # noqa: F401
+    test_all_targets_ignored,
+    test_ignored_class,
+    test_ignored_targets_whatever_the_outgoing_gradient,
+)
+from test_smooth_kernel_contract import (  # noqa: F401
+    test_autocast,
+    test_backward_twice,
+    test_batched_gradients,
+    test_options,
+    test_outgoing_gradients,
+    test_second_derivatives,
+    test_weights_of_zero,
+    test_without_gradient,
+)
+
+import topkit
+from test_accuracy import rows as hard_rows
+from topkit.functional import smooth, smooth_topk_loss
+from topkit.kernels import long_lists
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_list_is_long() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(smooth, "LARGEST_K", 0)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "taus"),
+    [
+        (2, 1, (1.0, 1e-4)),
+        (100, 5, (100.0, 0.01)),
+        (33, 32, (1.0,)),
+        (34, 33, (1.0, 1e-3)),
+        (100, 50, (100.0, 1.0, 1e-2, 1e-4)),
+        (200, 100, (1.0,)),
+        (700, 600, (0.1,)),
+    ],
+)
+def test_error_is_at_most_twice_that_of_the_reference(n, k, taus):
+    rng = np.random.default_rng(n * 1000 + k)
+    scores = np.array(list(hard_rows(n, k, rng)))
+    labels = rng.integers(n, size=len(scores))
+    for tau in taus:
+        assert_within_budget(scores, labels, k, tau)
+
+
+def test_nodes_do_not_mistake_one_count_for_another():
+    """The widest counts there are: the variance of equal chances of many classes is nearly k."""
+    for k in (1, 33, 64, 65, 300, 1024):
+        m = 2 * long_lists.nodes(k)
+        classes = 10 * k + 5 * m
+        count = torch.distributions.Binomial(classes, torch.tensor(k / classes).double())
+        others = torch.tensor([value for value in (k - m, k + m) if value >= 0]).double()
+        assert count.log_prob(others).max() < -20
+    assert_within_budget(np.zeros((1, 2000)), np.zeros(1, int), 64, 1.0)
+
+
+def test_absent_classes_and_labels():
+    k = 40
+    scores, target = problem(6, 60)
+    scores[0, k:] = -inf  # the label and k − 1 rivals
+    scores[1, k + 1 :] = -inf  # one more
+    scores[2, 5] = -inf  # an absent label
+    scores[3] = -inf
+    scores[4, 7] = inf
+    scores[5, 10:] = inf  # more than k of them
+    target[:] = torch.tensor([0, 1, 5, 5, 6, 7])
+    loss, gradient = run(scores, target, k, reduction="none")
+    assert loss[0] == 0
+    assert loss[1:].isfinite().tolist() == [True, False, False, True, False]
+    assert not gradient[[0, 3]].any()
+    assert gradient[1, :k].all()
+    check(scores, target, k, reduction="none")
+
+
+@pytest.mark.parametrize(("k", "where"), [(3, 2), (40, 2), (40, 0), (40, 59)])
+def test_nan_stays_in_its_row(k, where):
+    scores, target = problem(3, 60)
+    target[1] = 2
+    scores[1, where] = torch.nan
+    loss, gradient = run(scores, target, k, reduction="none")
+    assert loss.isnan().tolist() == [False, True, False]
+    assert gradient[1].isnan().any()
+    good = torch.tensor([0, 2])
+    for ours, alone in zip((loss, gradient), run(scores[good], target[good], k), strict=True):
+        assert ours[good].isfinite().all()
+        if ours is gradient:
+            torch.testing.assert_close(ours[good] / 2, alone)
+
+
+def test_scores_far_apart():
+    """The search for the tilt goes far, and ends."""
+    scores, target = problem(4, 50)
+    scores[0] *= 1e6
+    scores[1, ::2] += 1e30
+    scores[2, :41] = 3e38
+    scores[3] *= 1e-30
+    check(scores, target, 40, reduction="none")
+
+
+def test_programs_take_several_rows(monkeypatch):
+    scores, target = problem(5, 50)
+    whole = run(scores, target, 40, reduction="none")
+    monkeypatch.setattr(long_lists, "MOST_PROGRAMS", 2)
+    for one, other in zip(run(scores, target, 40, reduction="none"), whole, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    scores, target = problem(2, 70, dtype)
+    loss, gradient = run(scores, target, 40)
+    single, single_gradient = run(scores.float(), target, 40)
+    torch.testing.assert_close(loss, single.to(dtype))
+    torch.testing.assert_close(gradient, single_gradient.to(dtype))
+
+
+def test_rows_that_do_not_lie_in_one_piece():
+    scores, target = problem(60, 3)
+    check(scores.t(), target[:3], 40)
+    wide, target = problem(3, 120)
+    check(wide[:, 7:67], target % 60, 40)
+
+
+def test_longest_list():
+    scores, target = problem(1, 1100)
+    check(scores, target, 1024)
+    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 1025, only up to"):
+        smooth_topk_loss(scores, target, 1025)
