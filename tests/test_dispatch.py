@@ -49,7 +49,7 @@ def test_no_kernels_for_the_cpu(function):
     ("match", "arguments"),
     [
         ("float64", {"input": LOGITS.double()}),
-        ("k = 33", {"k": 33}),
+        ("k = 1025", {"input": torch.zeros(3, 1030), "k": 1025}),
         ("probabilities", {"target": LOGITS.softmax(1)}),
         ("label smoothing", {"label_smoothing": 0.1}),
         ("margin", {"margin": torch.ones(40, requires_grad=True)}),

@@ -32,8 +32,8 @@ from test_smooth_kernel_contract import (  # noqa: F401
 
 import topkit
 from test_accuracy import rows as hard_rows
-from topkit.functional import smooth, smooth_topk_loss
-from topkit.kernels import long_lists
+from topkit.functional import smooth_topk_loss
+from topkit.kernels import long_lists, smooth
 
 
 @pytest.fixture(autouse=True, scope="module")

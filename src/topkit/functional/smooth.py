@@ -9,7 +9,6 @@ from torch import Tensor
 
 from topkit._checks import check_temperature
 from topkit.dispatch import (
-    LARGEST_K,
     LONGEST_LIST,
     LossOptions,
     known_call,
@@ -79,10 +78,6 @@ def smooth_topk_loss(
     call = known_call(input, target, (k, tau, margin), options)
 
     def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
-        if k > LARGEST_K:
-            from topkit.kernels.long_lists import long_list_loss
-
-            return long_list_loss(scores, k, tau, margin, options)
         from topkit.kernels.smooth import smooth_loss
 
         return smooth_loss(scores, k, tau, margin, options)

@@ -204,3 +204,10 @@ def room_for_heads(k: int) -> int:
 def power_of_two(number: int) -> int:
     """The next power of two."""
     return 1 << (int(number) - 1).bit_length()
+
+
+def halves(value: float) -> tuple[float, float]:
+    """A number as the sum of two of single precision, in which kernels take their arguments."""
+    high = value * (2.0**29 + 1)
+    high -= high - value  # the 24 leading bits
+    return high, value - high

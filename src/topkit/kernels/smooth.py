@@ -1,4 +1,4 @@
-r"""The smooth top-k loss on a GPU: two reads of the logits, one write of their gradient."""
+"""The smooth top-k loss on a GPU: few reads of the logits, one write of their gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topkit.dispatch import LossOptions, check_devices
+from topkit.dispatch import LARGEST_K, LossOptions, check_devices
 from topkit.kernels.launch import launch, zero_counter
+from topkit.kernels.long_lists import long_list_gradient, long_list_losses
 from topkit.kernels.row_constants import smooth_loss_kernel
 from topkit.kernels.rows import (
     LOG2_E,
     alignment,
     gradient,
+    halves,
     plan,
     read_states,
     row_buffer,
@@ -67,71 +69,83 @@ class _SmoothLoss(torch.autograd.Function):
         reduction: str,
         plain: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
-        rows, columns = scores.shape
-        tiles = plan(rows, columns, k)
-        buffer = row_buffer(scores, k, tiles)
-        result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
-        if not tiles.joined:
-            read_states(scores, labels, k, k * tau, tiles, buffer)
-        stride = scores.stride(0)
-        launch(
-            smooth_loss_kernel,
-            (tiles.programs, 1, 1),
-            (
-                scores,
-                labels,
-                scores if margins is None else margins,
-                scores if weight is None else weight,
-                buffer,
-                zero_counter(scores),
-                result,
-                rows,
-                columns,
-                stride,
-                tiles.parts,
-                *halves(tau),
-                *halves(margin),
-                LOG2_E / (k * tau),
-                ignore_index,
-            ),
-            (
-                k,
-                tiles.slots,
-                tiles.merged,
-                margins is not None,
-                weight is not None,
-                reduction,
-                tiles.joined,
-                tiles.precision,
-                alignment(scores) if tiles.joined else 1,
-                tiles.constant_rows,
-                tiles.block if tiles.joined else 1,
-            ),
-            tiles.warps if tiles.joined else 1,
-            scores,
+        losses = _losses if k <= LARGEST_K else long_list_losses
+        result, buffer = losses(
+            scores, labels, margins, weight, k, tau, margin, ignore_index, reduction
         )
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(scores, labels, buffer)
-            ctx.k, ctx.temperature, ctx.mean, ctx.plain = k, k * tau, reduction == "mean", plain
+            ctx.k, ctx.tau, ctx.mean, ctx.plain = k, tau, reduction == "mean", plain
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (outgoing,) = gradients
         scores, labels, buffer = ctx.saved_tensors
+        k, tau = ctx.k, ctx.tau
         if needs_plain_backward(outgoing):
             result = plain_backward(lambda s: ctx.plain(s).float(), scores, outgoing)
-        else:
+        elif k <= LARGEST_K:
             rows, columns = scores.shape
-            tiles = plan(rows, columns, ctx.k)
-            result = gradient(
-                scores, labels, buffer, outgoing, ctx.mean, ctx.k, ctx.temperature, tiles
-            )
+            tiles = plan(rows, columns, k)
+            result = gradient(scores, labels, buffer, outgoing, ctx.mean, k, k * tau, tiles)
+        else:
+            result = long_list_gradient(scores, labels, buffer, outgoing, ctx.mean, k, tau)
         return result, *(None,) * 9
 
 
-def halves(value: float) -> tuple[float, float]:
-    """A number as the sum of two of single precision, in which kernels take their arguments."""
-    high = value * (2.0**29 + 1)
-    high -= high - value  # the 24 leading bits
-    return high, value - high
+def _losses(
+    scores: Tensor,
+    labels: Tensor,
+    margins: Tensor | None,
+    weight: Tensor | None,
+    k: int,
+    tau: float,
+    margin: float,
+    ignore_index: int,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """Losses of (R, n) scores, reduced, and a buffer with the constants of their gradient."""
+    rows, columns = scores.shape
+    tiles = plan(rows, columns, k)
+    buffer = row_buffer(scores, k, tiles)
+    result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
+    if not tiles.joined:
+        read_states(scores, labels, k, k * tau, tiles, buffer)
+    launch(
+        smooth_loss_kernel,
+        (tiles.programs, 1, 1),
+        (
+            scores,
+            labels,
+            scores if margins is None else margins,
+            scores if weight is None else weight,
+            buffer,
+            zero_counter(scores),
+            result,
+            rows,
+            columns,
+            scores.stride(0),
+            tiles.parts,
+            *halves(tau),
+            *halves(margin),
+            LOG2_E / (k * tau),
+            ignore_index,
+        ),
+        (
+            k,
+            tiles.slots,
+            tiles.merged,
+            margins is not None,
+            weight is not None,
+            reduction,
+            tiles.joined,
+            tiles.precision,
+            alignment(scores) if tiles.joined else 1,
+            tiles.constant_rows,
+            tiles.block if tiles.joined else 1,
+        ),
+        tiles.warps if tiles.joined else 1,
+        scores,
+    )
+    return result, buffer
