@@ -117,6 +117,35 @@ def test_scores_far_apart():
     check(scores, target, 40, reduction="none")
 
 
+@pytest.mark.parametrize(("height", "tau"), [(1e18, 1.0), (3e18, 1.0), (1.0, 1e-16), (1e3, 1e-15)])
+def test_many_ties_far_from_zero(height, tau):
+    """The tilt lies a few numbers of float64 above the ties."""
+    scores, target = torch.full((2, 2000), height), torch.tensor([0, 7])
+    scores[1, :5] = 2 * height
+    check(scores, target, 40, tau, reduction="none")
+
+
+def test_gradients_of_what_is_surely_in_the_list():
+    """To their last digits, though they are tiny."""
+    scores, target = problem(2, 100)
+    scores[0, :30] += 1000
+    scores[1, :30] += 1e5
+    target[:] = 50
+    _, gradient = run(scores, target, 40)
+    _, exact = run(scores.double(), target, 40, backend="reference")
+    torch.testing.assert_close(gradient.double(), exact, rtol=1e-5, atol=1e-30)
+    assert (gradient[0, :30] > 0).all()
+    assert not gradient[1, :30].any()
+
+
+def test_programs_take_several_blocks(monkeypatch):
+    scores, target = problem(3, 100)
+    whole = run(scores, target, 40)
+    monkeypatch.setattr(long_lists, "GRADIENT_PROGRAMS", 6)
+    for one, other in zip(run(scores, target, 40), whole, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_programs_take_several_rows(monkeypatch):
     scores, target = problem(5, 50)
     whole = run(scores, target, 40, reduction="none")

@@ -62,7 +62,7 @@ def bracket(line, columns, label, BLOCK: tl.constexpr):
 @triton.jit
 def mean_count(line, columns, label, pivot, tilt, rate, BLOCK: tl.constexpr):
     """``Σ_i sigmoid(rate·(s_i − pivot − tilt))``."""
-    total = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float64)
     for begin in range(0, columns, BLOCK):
         x = rivals(line, begin + tl.arange(0, BLOCK), columns, label).to(tl.float64)
         total += tl.sigmoid(((x - pivot - tilt) * rate).to(tl.float32))
@@ -85,26 +85,32 @@ def search(line, columns, label, pivot, low, high, k, rate, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def next_rival(line, columns, label, low, BLOCK: tl.constexpr):
-    """The least rival that is not below ``low``."""
-    least = tl.full((BLOCK,), float("inf"), tl.float64)
+def step_to_nearest(line, columns, label, place, BLOCK: tl.constexpr):
+    """From a place to the finite rival that is nearest to it."""
+    step = tl.full((BLOCK,), float("inf"), tl.float64)
     for begin in range(0, columns, BLOCK):
         x = rivals(line, begin + tl.arange(0, BLOCK), columns, label).to(tl.float64)
-        least = tl.where((x >= low) & (x < least), x, least)
-    return tl.min(least, 0)
+        step = tl.where(tl.abs(x - place) < tl.abs(step), x - place, step)
+    up = tl.min(tl.where(step >= 0, step, float("inf")), 0)
+    down = tl.max(tl.where(step < 0, step, float("-inf")), 0)
+    return tl.where(up < -down, up, down)
 
 
 @triton.jit
 def find_tilt(line, columns, label, least, most, k, rate, BLOCK: tl.constexpr):
-    """ρ in two parts, pivot and tilt: it may lie closer to a score than one number can say."""
+    """ρ in two parts, pivot and tilt: it may lie closer to a score than one number can say.
+
+    Then no other score is as near: those of float32 are never neighbours in float64. The reach is
+    wider by what low may be off.
+    """
     reach = tl.log(2.0 * columns.to(tl.float64)) / rate
     pivot = tl.cast(0.0, tl.float64)
     tilt, low, found = search(
         line, columns, label, pivot, least - reach, most + reach, k, rate, BLOCK
     )
     if found == 0:
-        pivot = next_rival(line, columns, label, low, BLOCK)
-        tilt, _, _ = search(line, columns, label, pivot, -reach, reach, k, rate, BLOCK)
+        pivot = low + step_to_nearest(line, columns, label, low, BLOCK)
+        tilt, _, _ = search(line, columns, label, pivot, -5 * reach, 5 * reach, k, rate, BLOCK)
     return pivot, tilt
 
 
@@ -275,35 +281,41 @@ def long_list_gradient_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of a row and BLOCK columns, scaled by the outgoing gradient.
+    """Gradient of a row, every ``programs``-th BLOCK of columns, scaled by the outgoing gradient.
 
-    ``∂/∂s_i ∝ p_i P(N without i = k−1) / P(N = k) − p_i P(N without i = k−2) / P(N = k−1)``.
+    With ``A_j = P(N without i = j)``, ``P(N = j) = (1 − p_i) A_j + p_i A_{j−1}`` and
+
+        ∂/∂s_i ∝ p_i (A_{k−1} / P(N = k) − A_{k−2} / P(N = k−1))
+               = p_i (1 − p_i) ((A_{k−1} − A_k) / P(N = k) − (A_{k−2} − A_{k−1}) / P(N = k−1)),
+
+    which keeps its digits where p_i is nearly 1.
     """
     rate = 1 / (k * (tl.cast(tau, tl.float64) + tau_rest))
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     constants = buffer + 1 + row * (2 * NODES + 5)
-    label = tl.load(labels + row)
     others = constants + 2 * NODES
     pivot, tilt, of_label = tl.load(others), tl.load(others + 1), tl.load(others + 2)
     upper, lower = tl.load(others + 3), tl.load(others + 4)
+    label = tl.load(labels + row)
     scale = tl.load(outgoing + row * outgoing_stride).to(tl.float64)
     if MEAN:
         scale = scale / tl.load(buffer)
     line = scores + row * tl.cast(stride, tl.int64)
-    p, q = chances(rivals(line, column, columns, label), pivot, tilt, rate)
-    total = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, NODES, TILE):
-        node = start + tl.arange(0, TILE)
-        cosine, sine = turn(node, 1, NODES)
-        real, imaginary = tl.load(constants + node), tl.load(constants + NODES + node)
-        a, b = product(real, imaginary, upper - lower * cosine, -lower * sine)
-        c = q[None, :] + p[None, :] * cosine[:, None]
-        d = p[None, :] * sine[:, None]
-        size = 1 - 2 * (p * q)[None, :] * (1 - cosine)[:, None]
-        total += tl.sum((a[:, None] * c + b[:, None] * d) / size, 0)
-    total = total / NODES
-    value = tl.where(column == label, of_label, p * total)
-    value = tl.where(of_label == 0, 0.0, value * scale)
     out = gradient + row * tl.cast(columns, tl.int64)
-    tl.store(out + column, value, column < columns)
+    for begin in range(tl.program_id(1) * BLOCK, columns, tl.num_programs(1) * BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        p, q = chances(rivals(line, column, columns, label), pivot, tilt, rate)
+        total = tl.zeros((BLOCK,), tl.float64)
+        for start in range(0, NODES, TILE):
+            node = start + tl.arange(0, TILE)
+            cosine, sine = turn(node, 1, NODES)
+            real, imaginary = tl.load(constants + node), tl.load(constants + NODES + node)
+            a, b = product(real, imaginary, upper - lower * cosine, -lower * sine)
+            a, b = product(a, b, 1 - cosine, sine)
+            c = q[None, :] + p[None, :] * cosine[:, None]
+            d = p[None, :] * sine[:, None]
+            size = 1 - 2 * (p * q)[None, :] * (1 - cosine)[:, None]
+            total += tl.sum((a[:, None] * c + b[:, None] * d) / size, 0)
+        value = tl.where(column == label, of_label, p * q * total / NODES)
+        value = tl.where(of_label == 0, 0.0, value * scale)
+        tl.store(out + column, value, column < columns)

@@ -13,6 +13,8 @@ NEGLIGIBLE = 24.0
 """Minus the logarithm of the chance of a count that is taken for k."""
 TILE, BLOCK, WIDE, WARPS = 32, 32, 512, 4
 """Nodes and classes of a tile; classes read together; warps."""
+GRADIENT_PROGRAMS = 8192
+"""Unless there are more rows."""
 
 
 def nodes(k: int) -> int:
@@ -95,7 +97,7 @@ def long_list_gradient(
     result = torch.empty_like(scores, memory_format=torch.contiguous_format)
     launch(
         long_list_gradient_kernel,
-        (rows, -(-columns // BLOCK), 1),
+        (rows, max(1, min(-(-columns // BLOCK), GRADIENT_PROGRAMS // rows)), 1),
         (
             scores,
             labels,
