@@ -300,6 +300,16 @@ def test_compile(criterion, reduction):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
+@each_loss
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_losses_leave_their_input_alone(criterion):
+    torch._dynamo.reset()
+    logits, target = problem(64, 1000)
+    scores = logits.exp()  # whose gradient needs it as it is
+    torch.compile(criterion, fullgraph=True)(scores, target).backward()
+    assert scores._version == target._version == 0
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_noise_is_new_in_each_call():
     torch._dynamo.reset()

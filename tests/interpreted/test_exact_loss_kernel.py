@@ -9,7 +9,7 @@ from torch import Tensor
 
 import topkit
 from topkit.functional import noised_topk_loss
-from topkit.kernels import expected
+from topkit.kernels import expected, noised
 
 K, N = 3, 12
 
@@ -171,3 +171,21 @@ def test_no_kernel():
             noised_topk_loss(torch.randn(1, 70), torch.tensor([0]), 64, samples=None)
         with pytest.raises(ValueError, match="epsilon must be from 1e-30"):
             noised_topk_loss(logits, target, K, 1e-31, samples=None)
+
+
+@pytest.mark.parametrize(("module", "samples"), [(expected, None), (noised, 4)])
+def test_a_compiler_gets_copies(module, samples, monkeypatch):
+    """It may believe that kernels write what they read, and would write it back."""
+    given = (some_logits(), TARGET.clamp(min=0), torch.rand(N), torch.rand(N))
+    launched = []
+    monkeypatch.setattr(
+        module, "launch", lambda kernel, grid, arguments, *_: launched.append(arguments)
+    )
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    logits, target, margin, weight = given
+    with topkit.use_backend("kernel"):
+        noised_topk_loss(logits, target, K, samples=samples, margin=margin, weight=weight)
+    (arguments,) = launched
+    for ours, theirs in zip(arguments, given, strict=False):
+        assert torch.equal(ours, theirs)
+        assert ours.data_ptr() != theirs.data_ptr()

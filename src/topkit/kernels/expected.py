@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topkit.dispatch import LossOptions
 from topkit.kernels.expected_rows import expected_kernel, scaled_kernel
-from topkit.kernels.launch import launch, zero_counter
+from topkit.kernels.launch import launch, unharmed, zero_counter
 from topkit.kernels.rows import alignment, power_of_two, room_for_heads, with_whole_rows
 from topkit.kernels.smooth import per_class_or_number
 from topkit.reference.row_blocks import needs_plain_backward, plain_backward
@@ -123,14 +123,13 @@ class _Expected(torch.autograd.Function):
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
         shape = scores.shape if differentiate else (1,)
         gradient = scores.new_zeros(shape, dtype=torch.float32)
+        read, *others = unharmed(scores, labels, margins, weight)
         launch(
             expected_kernel,
             (programs, 1, 1),
             (
-                scores,
-                scores if labels is None else labels,
-                scores if margins is None else margins,
-                scores if weight is None else weight,
+                read,
+                *(read if other is None else other for other in others),
                 scores.new_empty(programs * columns, dtype=torch.int32),
                 scores.new_empty(programs * columns, dtype=torch.float32),
                 scores.new_empty(programs * room, dtype=torch.float32),

@@ -41,6 +41,18 @@ def launch(
         known(grid, current_stream(index), *arguments, *constants)
 
 
+def unharmed(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors, or copies for a compiler: it may believe that a kernel writes what it reads.
+
+    ``torch.compile`` finds out what a kernel writes by following addresses. It does not look into
+    functions that the kernel calls: if an address depends on their result, so does it on all of
+    their arguments. What is written by mistake would be copied back to the user's tensors.
+    """
+    if not torch.compiler.is_compiling():
+        return tensors
+    return tuple(None if tensor is None else tensor.clone() for tensor in tensors)
+
+
 def _bare_launch(compiled: Any) -> Callable[..., None]:
     """What a compiled kernel does in ``compiled[grid](…)``, without hooks for profilers."""
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topkit.dispatch import LossOptions
-from topkit.kernels.launch import launch, zero_counter
+from topkit.kernels.launch import launch, unharmed, zero_counter
 from topkit.kernels.noised_rows import noised_gradient_kernel, noised_kernel
 from topkit.kernels.rows import (
     MOST_PROGRAMS,
@@ -112,14 +112,13 @@ class _Noised(torch.autograd.Function):
         slopes = scores.new_empty(rows, dtype=torch.float32)
         buffer = scores.new_empty(1 + 2 * programs, dtype=torch.float64)
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
+        read, *others = unharmed(scores, labels, margins, weight)
         launch(
             noised_kernel,
             (programs, 1, 1),
             (
-                scores,
-                scores if labels is None else labels,
-                scores if margins is None else margins,
-                scores if weight is None else weight,
+                read,
+                *(read if other is None else other for other in others),
                 seed,
                 candidates,
                 chosen,
