@@ -45,6 +45,7 @@ def test_masked_classes(n):
         *((8, 3, where) for where in ("label", "rival", "last", "negative")),
         (1030, 3, "last"),
         (1030, 3, "negative"),
+        *((60, 40, where) for where in ("label", "rival", "last")),
         (SPLIT, SPLIT_K, "last"),
     ],
 )

@@ -52,7 +52,7 @@ def test_temperatures(tau):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "k"), [(7, 1), (100, 5), (1030, 11)])
+@pytest.mark.parametrize(("n", "k"), [(7, 1), (100, 5), (1030, 11), (70, 40)])
 def test_half_precision_is_computed_in_float32(dtype, n, k):
     """The same numbers as for the logits in float32, rounded once."""
     scores, target = problem(2, n, dtype)

@@ -123,13 +123,11 @@ class _Expected(torch.autograd.Function):
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
         shape = scores.shape if differentiate else (1,)
         gradient = scores.new_zeros(shape, dtype=torch.float32)
-        read, *others = unharmed(scores, labels, margins, weight)
         launch(
             expected_kernel,
             (programs, 1, 1),
             (
-                read,
-                *(read if other is None else other for other in others),
+                *unharmed(scores, labels, margins, weight),
                 scores.new_empty(programs * columns, dtype=torch.int32),
                 scores.new_empty(programs * columns, dtype=torch.float32),
                 scores.new_empty(programs * room, dtype=torch.float32),

@@ -41,16 +41,17 @@ def launch(
         known(grid, current_stream(index), *arguments, *constants)
 
 
-def unharmed(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors, or copies for a compiler: it may believe that a kernel writes what it reads.
+def unharmed(scores: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+    """What a kernel reads, the scores for what is not there; for a compiler, copies.
 
     ``torch.compile`` finds out what a kernel writes by following addresses. It does not look into
     functions that the kernel calls: if an address depends on their result, so does it on all of
     their arguments. What is written by mistake would be copied back to the user's tensors.
     """
-    if not torch.compiler.is_compiling():
-        return tensors
-    return tuple(None if tensor is None else tensor.clone() for tensor in tensors)
+    if torch.compiler.is_compiling():
+        scores = scores.clone()
+        others = tuple(None if other is None else other.clone() for other in others)
+    return scores, *(scores if other is None else other for other in others)
 
 
 def _bare_launch(compiled: Any) -> Callable[..., None]:

@@ -20,9 +20,11 @@ either chance.
 import triton
 import triton.language as tl
 
-from topkit.kernels.row_constants import add_up, softplus
+from topkit.kernels.row_constants import add_up, loss_and_slope, of_labels
 
 PI = tl.constexpr(3.141592653589793)
+MORE = tl.constexpr(5)
+"""Constants of a row besides those of nodes."""
 NEAR = tl.constexpr(0.25)
 """How far the mean count may be from k − 1/2."""
 
@@ -197,35 +199,36 @@ def long_list_kernel(
     """
     tau = tl.cast(tau, tl.float64) + tau_rest
     rate = 1 / (k * tau)
-    SIZE: tl.constexpr = 2 * NODES + 5
+    SIZE: tl.constexpr = 2 * NODES + MORE
     all_losses = tl.zeros((), tl.float64)
     all_weights = tl.zeros((), tl.float64)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = scores + tl.cast(row, tl.int64) * tl.cast(stride, tl.int64)
         constants = buffer + 1 + tl.cast(row, tl.int64) * SIZE
         label = tl.load(labels + row)
-        counted = label != ignore_index
-        legal = counted & (label >= 0) & (label < columns)
-        of_label = tl.load(line + label, legal, float("nan")).to(tl.float64)
-        alpha = tl.cast(margin, tl.float64) + margin_rest
-        if HAS_MARGINS:
-            alpha += tl.load(margins + label, legal, 0.0).to(tl.float64)
-        weight = tl.cast(1.0, tl.float64)
-        if HAS_WEIGHTS:
-            weight = tl.load(weights + label, legal, 0.0).to(tl.float64)
-        weight = tl.where(counted, weight, 0.0)
-
+        counted, of_label, alpha, weight = of_labels(
+            line,
+            labels,
+            margins,
+            weights,
+            row,
+            row < rows,
+            columns,
+            tl.cast(margin, tl.float64) + margin_rest,
+            ignore_index,
+            HAS_MARGINS,
+            HAS_WEIGHTS,
+        )
         least, most, infinite, present, spoilt = bracket(line, columns, label, WIDE)
         enough = present >= k
         known = (spoilt == 0) & (infinite < k) & enough
         pivot = tl.cast(0.0, tl.float64)
         tilt = tl.cast(0.0, tl.float64)
-        if known:
-            low, high = least.to(tl.float64), most.to(tl.float64)
-            pivot, tilt = find_tilt(line, columns, label, low, high, k, rate, WIDE)
         upper = tl.cast(0.0, tl.float64)
         lower = tl.cast(0.0, tl.float64)
         if known:
+            low, high = least.to(tl.float64), most.to(tl.float64)
+            pivot, tilt = find_tilt(line, columns, label, low, high, k, rate, WIDE)
             for start in range(0, NODES, TILE):
                 node = start + tl.arange(0, TILE)
                 cosine, sine = turn(node, 1, NODES)
@@ -242,9 +245,8 @@ def long_list_kernel(
         gap = (pivot - of_label + tilt) / k + tau * tl.log(upper / lower) + alpha
         certain = tl.where(of_label == float("-inf"), float("inf"), float("-inf"))
         gap = tl.where(enough | (spoilt > 0) | (of_label != of_label), gap, certain)
-        z = gap / tau
-        loss = tl.where(counted, tau * softplus(z) * weight, 0.0)
-        slope = tl.where(counted & (known | (z != z)), weight / (k * (1 + tl.exp(-z))), 0.0)
+        loss, slope = loss_and_slope(gap, tau, k, counted, weight)
+        slope = tl.where(known | (gap != gap), slope, 0.0)
         others = constants + 2 * NODES
         tl.store(others, pivot)
         tl.store(others + 1, tilt)
@@ -292,7 +294,7 @@ def long_list_gradient_kernel(
     """
     rate = 1 / (k * (tl.cast(tau, tl.float64) + tau_rest))
     row = tl.program_id(0).to(tl.int64)
-    constants = buffer + 1 + row * (2 * NODES + 5)
+    constants = buffer + 1 + row * (2 * NODES + MORE)
     others = constants + 2 * NODES
     pivot, tilt, of_label = tl.load(others), tl.load(others + 1), tl.load(others + 2)
     upper, lower = tl.load(others + 3), tl.load(others + 4)

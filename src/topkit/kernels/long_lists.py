@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topkit.kernels.launch import launch, zero_counter
-from topkit.kernels.long_list_rows import long_list_gradient_kernel, long_list_kernel
+from topkit.kernels.long_list_rows import MORE, long_list_gradient_kernel, long_list_kernel
 from topkit.kernels.rows import MOST_PROGRAMS, halves, power_of_two
 
 NEGLIGIBLE = 24.0
@@ -46,7 +46,7 @@ def long_list_losses(
     """Losses of (R, n) scores, reduced, and a buffer with the constants of their gradient."""
     rows, columns = scores.shape
     programs = min(rows, MOST_PROGRAMS)
-    size = 1 + rows * (2 * nodes(k) + 5) + 2 * programs
+    size = 1 + rows * (2 * nodes(k) + MORE.value) + 2 * programs
     buffer = scores.new_empty(size, dtype=torch.float64)
     result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
     launch(

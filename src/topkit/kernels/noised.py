@@ -112,13 +112,11 @@ class _Noised(torch.autograd.Function):
         slopes = scores.new_empty(rows, dtype=torch.float32)
         buffer = scores.new_empty(1 + 2 * programs, dtype=torch.float64)
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
-        read, *others = unharmed(scores, labels, margins, weight)
         launch(
             noised_kernel,
             (programs, 1, 1),
             (
-                read,
-                *(read if other is None else other for other in others),
+                *unharmed(scores, labels, margins, weight),
                 seed,
                 candidates,
                 chosen,

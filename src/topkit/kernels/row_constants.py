@@ -207,6 +207,41 @@ def add_up(partials, counter, total, result, value, weight, MEAN: tl.constexpr):
 
 
 @triton.jit
+def of_labels(
+    line,
+    labels,
+    margins,
+    weights,
+    row,
+    inside,
+    columns,
+    alpha,
+    ignore_index,
+    HAS_MARGINS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+):
+    """Whether labels of rows count, their scores (NaN if they are no classes), margins, weights."""
+    label = tl.load(labels + row, inside, 0)
+    counted = inside & (label != ignore_index)
+    legal = counted & (label >= 0) & (label < columns)
+    score = tl.load(line + label, legal, float("nan")).to(tl.float64)
+    if HAS_MARGINS:
+        alpha = alpha + tl.load(margins + label, legal, 0.0).to(tl.float64)
+    weight = tl.where(counted, 1.0, 0.0).to(tl.float64)
+    if HAS_WEIGHTS:
+        weight = tl.where(counted, tl.load(weights + label, legal, 0.0).to(tl.float64), 0.0)
+    return counted, score, alpha, weight
+
+
+@triton.jit
+def loss_and_slope(gap, tau, k, counted, weight):
+    """``τ softplus(gap / τ)`` times the weight, and minus its derivative by the label's score."""
+    z = gap / tau
+    loss = tl.where(counted, tau * softplus(z) * weight, 0.0)
+    return loss, tl.where(counted, weight / (k * (1 + tl.exp(-z))), 0.0)
+
+
+@triton.jit
 def finish_rows(
     scores,
     labels,
@@ -229,18 +264,19 @@ def finish_rows(
     ROWS: tl.constexpr,
 ):
     """Losses and weights of rows (R); replaces their states by the constants of the gradient."""
-    label = tl.load(labels + row, inside, 0)
-    counted = inside & (label != ignore_index)
-    legal = counted & (label >= 0) & (label < columns)
-    of_label = tl.load(scores + row * stride + label, legal, float("nan")).to(tl.float64)
-    if HAS_MARGINS:
-        alpha = alpha + tl.load(margins + label, legal, 0.0).to(tl.float64)
-    if HAS_WEIGHTS:
-        weight = tl.load(weights + label, legal, 0.0).to(tl.float64)
-    else:
-        weight = tl.full((ROWS,), 1.0, tl.float64)
-    weight = tl.where(counted, weight, 0.0)
-
+    counted, of_label, alpha, weight = of_labels(
+        scores + row * stride,
+        labels,
+        margins,
+        weights,
+        row,
+        inside,
+        columns,
+        alpha,
+        ignore_index,
+        HAS_MARGINS,
+        HAS_WEIGHTS,
+    )
     if PARTS > 1:
         merge_parts(states, row, inside, parts, K * tau, K, SLOTS, ROWS, PARTS)
     constants = states + row * parts * (3 * K + 2)
@@ -251,9 +287,7 @@ def finish_rows(
     lower = tl.sum(tl.where(slots == 0, whole[K - 1], 0.0), 1)
 
     gap = (threshold - of_label) / K + tau * tl.log(upper / lower) + alpha
-    z = gap / tau
-    loss = tl.where(counted, tau * softplus(z) * weight, 0.0)
-    slope = tl.where(counted, weight / (K * (1 + tl.exp(-z))), 0.0)
+    loss, slope = loss_and_slope(gap, tau, K, counted, weight)
 
     up, low, slopes = (1 / upper)[:, None], (1 / lower)[:, None], slope[:, None]
     of_heads = inverted * (product[K - 1] * low - product[K] * up)
