@@ -18,8 +18,10 @@ from topkit.reference.row_blocks import needs_plain_backward, plain_backward
 
 NODES = 64
 """Of the integral."""
-WARPS = 2
-"""One thread for each node."""
+WARPS = 4
+"""One thread for each node and half of the candidates."""
+LONG = 24
+"""Ranks beyond which a program has no room for two candidates of a half at a time."""
 MOST_PROGRAMS = 2048
 MOST_BYTES = 2**27
 """Of memory that all programs may need for what they keep, unless one alone needs more."""
@@ -91,11 +93,6 @@ def _prepared(scores: Tensor) -> Tensor:
     return with_whole_rows(scores if torch.is_grad_enabled() else scores.detach())
 
 
-def at_a_time(k: int) -> int:
-    """Candidates taken together: fewer, the more numbers each needs."""
-    return 4 if k <= 8 else 2 if k <= 16 else 1
-
-
 class _Expected(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -115,9 +112,10 @@ class _Expected(torch.autograd.Function):
     ) -> Tensor:
         rows, columns = scores.shape
         differentiate = bool(ctx.needs_input_grad[0])
-        segment = min(512, max(8, power_of_two(round(int(columns) ** 0.5))))
-        kept = (-(-columns // segment) + segment) * k + segment
-        room = kept * NODES if differentiate else 1
+        half = -(-columns // 2)
+        segment = min(512, max(8, power_of_two(round(int(half) ** 0.5))))
+        kept = (-(-half // segment) + segment) * k + segment if differentiate else 0
+        room = 2 * (k + kept) * NODES
         programs = max(1, min(rows, MOST_PROGRAMS, MOST_BYTES // (4 * room + 8 * columns)))
         buffer = scores.new_empty(1 + 2 * programs, dtype=torch.float64)
         result = scores.new_empty(rows if reduction == "none" else (), dtype=torch.float32)
@@ -157,7 +155,7 @@ class _Expected(torch.autograd.Function):
                 min(512, max(64, power_of_two(columns))),
                 segment,
                 NODES,
-                at_a_time(k),
+                1 if k > LONG else 2,
             ),
             WARPS,
             scores,

@@ -8,8 +8,10 @@ without that class: the coefficients of those before it, times those of the ones
 are positive, so nothing cancels. Products before are kept once for every segment of candidates,
 and made again for one segment at a time, from the last to the first.
 
-Each product waits for the one before, and small batches leave a program alone with its wait. So
-FEW candidates are taken at a time: their chances do not depend on each other.
+Each product waits for the one before, and small batches leave a program alone with its wait. So the
+candidates are halved, and both halves multiplied out side by side, (2, NODES): what comes after a
+candidate then begins with the whole product of the other half. And FEW candidates are taken at a
+time: their chances do not depend on each other.
 """
 
 import triton
@@ -51,10 +53,10 @@ def chances(z, t):
 
 @triton.jit
 def nothing_counted(K: tl.constexpr, NODES: tl.constexpr):
-    """Coefficients of the empty product, up to X^(K−1)."""
-    counts = (tl.full((NODES,), 1.0, tl.float64),)
+    """Coefficients of the empty product, up to X^(K−1), for both halves."""
+    counts = (tl.full((2, NODES), 1.0, tl.float64),)
     for _ in tl.static_range(1, K):
-        counts = counts + (tl.zeros((NODES,), tl.float64),)
+        counts = counts + (tl.zeros((2, NODES), tl.float64),)
     return counts
 
 
@@ -68,62 +70,91 @@ def count(counts, above, not_above, K: tl.constexpr):
 
 
 @triton.jit
-def next_chances(values, i, end, t, FEW: tl.constexpr):
-    """Chances of FEW candidates from i on; there are none at the end, which are never above."""
+def candidates(values, i, found):
+    """The i-th candidate of either half, (2, 1); −∞ where there is none: it is never above."""
+    half = tl.cdiv(found, 2)
+    begin = tl.arange(0, 2)[:, None] * half
+    return tl.load(values + begin + i, begin + i < tl.minimum(begin + half, found), float("-inf"))
+
+
+@triton.jit
+def next_chances(values, i, found, t, FEW: tl.constexpr):
+    """Chances of FEW candidates of either half, from the i-th on."""
     above, not_above = (), ()
     for j in tl.static_range(FEW):
-        z = tl.load(values + i + j, i + j < end, float("-inf"))
-        one, other = chances(z, t)
+        one, other = chances(candidates(values, i + j, found), t[None, :])
         above, not_above = above + (one,), not_above + (other,)
     return above, not_above
 
 
 @triton.jit
-def count_all(counts, values, begin, end, t, K: tl.constexpr, FEW: tl.constexpr):
-    """Count candidates from ``begin`` to ``end``."""
+def count_all(counts, values, begin, end, found, t, K: tl.constexpr, FEW: tl.constexpr):
+    """Count candidates of either half from the ``begin``-th to the ``end``-th."""
     for i in range(begin, end, FEW):
-        above, not_above = next_chances(values, i, end, t, FEW)
+        above, not_above = next_chances(values, i, found, t, FEW)
         for j in tl.static_range(FEW):
             counts = count(counts, above[j], not_above[j], K)
     return counts
 
 
 @triton.jit
-def sum_of(counts, K: tl.constexpr):
-    """Probability that fewer than K are counted."""
-    total = counts[0]
-    for j in tl.static_range(1, K):
-        total += counts[j]
-    return total
-
-
-@triton.jit
 def keep(place, counts, K: tl.constexpr, NODES: tl.constexpr):
     """Write coefficients, rounded."""
+    number = tl.arange(0, 2)[:, None] * NODES + tl.arange(0, NODES)[None, :]
     for j in tl.static_range(K):
-        tl.store(place + j * NODES + tl.arange(0, NODES), counts[j].to(tl.float32))
+        tl.store(place + 2 * j * NODES + number, counts[j].to(tl.float32))
 
 
 @triton.jit
-def kept(place, K: tl.constexpr, NODES: tl.constexpr):
-    """Read them again."""
-    node = tl.arange(0, NODES)
-    counts = (tl.load(place + node).to(tl.float64),)
+def kept(place, SWAPPED: tl.constexpr, K: tl.constexpr, NODES: tl.constexpr):
+    """Read them again; swapped, each half gets those of the other."""
+    half = tl.arange(0, 2)[:, None]
+    if SWAPPED:
+        half = 1 - half
+    number = half * NODES + tl.arange(0, NODES)[None, :]
+    counts = (tl.load(place + number).to(tl.float64),)
     for j in tl.static_range(1, K):
-        counts = counts + (tl.load(place + j * NODES + node).to(tl.float64),)
+        counts = counts + (tl.load(place + 2 * j * NODES + number).to(tl.float64),)
     return counts
 
 
 @triton.jit
-def window(values, found, down, up, K: tl.constexpr, NODES: tl.constexpr, FEW: tl.constexpr):
-    """Where the K-th largest is to be found between −down and up, but for NEARLY at either end."""
-    node = tl.arange(0, NODES).to(tl.float32)
-    t = -down + (down + up) / (NODES - 1) * node
-    counts = count_all(nothing_counted(K, NODES), values, 0, found, t, K, FEW)
-    below = sum_of(counts, K)
-    low = tl.max(tl.where(below <= NEARLY, t, -down), 0)
-    high = tl.min(tl.where(1.0 - below <= NEARLY, t, up), 0)
-    return low, high
+def fewer_than_k(
+    values,
+    found,
+    t,
+    saved,
+    KEEP: tl.constexpr,
+    K: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    NODES: tl.constexpr,
+    FEW: tl.constexpr,
+):
+    """Probability that fewer than K candidates are above t.
+
+    Coefficients of either half are kept at the end and, with KEEP, before each segment.
+    """
+    SIZE: tl.constexpr = 2 * K * NODES
+    half = tl.cdiv(found, 2)
+    segments = tl.cdiv(half, SEGMENT)
+    counts = nothing_counted(K, NODES)
+    tl.debug_barrier()
+    place = saved
+    for segment in range(segments + 1):
+        keep(place, counts, K, NODES)
+        begin = segment * SEGMENT
+        counts = count_all(
+            counts, values, begin, tl.minimum(half, begin + SEGMENT), found, t, K, FEW
+        )
+        place += KEEP * SIZE
+    tl.debug_barrier()
+    others = kept(place - KEEP * SIZE, True, K, NODES)
+    at_most = others[0]
+    total = counts[K - 1] * at_most
+    for j in tl.static_range(1, K):
+        at_most += others[j]
+        total += counts[K - 1 - j] * at_most
+    return tl.sum(tl.where(tl.arange(0, 2)[:, None] == 0, total, 0.0), 0)
 
 
 @triton.jit
@@ -132,7 +163,6 @@ def write_shares(
     classes,
     found,
     saved,
-    segments,
     t,
     weight,
     slope,
@@ -143,44 +173,49 @@ def write_shares(
     FEW: tl.constexpr,
 ):
     """Write the chance of each candidate to be the K-th largest, times the slope, to its class."""
-    SIZE: tl.constexpr = K * NODES
+    SIZE: tl.constexpr = 2 * K * NODES
+    ENTRIES: tl.constexpr = 8
     node = tl.arange(0, NODES)
-    inner = saved + tl.cast(segments, tl.int64) * SIZE
+    both = tl.arange(0, 2)[:, None] * NODES + node[None, :]
+    half = tl.cdiv(found, 2)
+    segments = tl.cdiv(half, SEGMENT)
+    whole = saved + tl.cast(segments, tl.int64) * SIZE
+    inner = whole + SIZE
     products = inner + SEGMENT * SIZE
-    after = nothing_counted(K, NODES)
+    after = kept(whole, True, K, NODES)
     for done in range(segments):
         segment = segments - 1 - done
         begin = segment * SEGMENT
-        length = tl.minimum(found - begin, SEGMENT)
-        counts = kept(saved + tl.cast(segment, tl.int64) * SIZE, K, NODES)
+        length = tl.minimum(half - begin, SEGMENT)
+        counts = kept(saved + tl.cast(segment, tl.int64) * SIZE, False, K, NODES)
         for i in range(0, length, FEW):
-            above, not_above = next_chances(values + begin, i, length, t, FEW)
+            above, not_above = next_chances(values, begin + i, found, t, FEW)
             for j in tl.static_range(FEW):
                 keep(inner + (i + j) * SIZE, counts, K, NODES)
                 counts = count(counts, above[j], not_above[j], K)
         tl.debug_barrier()
         for back in range(0, length, FEW):
             i = (length - 1) // FEW * FEW - back
-            above, not_above = next_chances(values + begin, i, length, t, FEW)
+            above, not_above = next_chances(values, begin + i, found, t, FEW)
             before = ()
             for j in tl.static_range(FEW):
-                before = before + (kept(inner + (i + j) * SIZE, K, NODES),)
+                before = before + (kept(inner + (i + j) * SIZE, False, K, NODES),)
             for j in tl.static_range(FEW - 1, -1, -1):
                 others = before[j][0] * after[K - 1]
                 for m in tl.static_range(1, K):
                     others += before[j][m] * after[K - 1 - m]
-                x = tl.load(values + begin + i + j, i + j < length, float("-inf")) - t
+                x = candidates(values, begin + i + j, found) - t[None, :]
                 density = 0.3989422804 * tl.exp(-0.5 * x * x)
-                product = weight * density * others.to(tl.float32)
-                tl.store(products + (i + j) * NODES + node, product)
+                product = weight[None, :] * density * others.to(tl.float32)
+                tl.store(products + 2 * (i + j) * NODES + both, product)
                 after = count(after, above[j], not_above[j], K)
         tl.debug_barrier()
-        ROWS: tl.constexpr = 8
-        for start in range(0, length, ROWS):
-            entry = start + tl.arange(0, ROWS)
-            there = entry < length
+        for start in range(0, 2 * length, ENTRIES):
+            entry = start + tl.arange(0, ENTRIES)
+            number = entry % 2 * half + begin + entry // 2
+            there = (entry < 2 * length) & (number < found)
             product = tl.load(products + entry[:, None] * NODES + node[None, :], there[:, None], 0)
-            column = tl.load(classes + begin + entry, there, 0)
+            column = tl.load(classes + number, there, 0)
             tl.store(gradient + column, slope * tl.sum(product, 1), there)
         tl.debug_barrier()
 
@@ -249,7 +284,6 @@ def expected_kernel(
         known = (spoilt == 0) & (tl.abs(center) < float("inf"))
         top = tl.where(spoilt > 0, float("nan"), center)
         found = 0
-        segments = 0
         t = tl.zeros((NODES,), tl.float32)
         weight = tl.zeros((NODES,), tl.float32)
         if known:
@@ -263,19 +297,17 @@ def expected_kernel(
                 tl.store(values + entry, (x - center) / epsilon, near > 0)
                 found += tl.sum(near, 0)
             tl.debug_barrier()
-            low, high = window(values, found, down, up, K, NODES, FEW)
-            step = (high - low) / (NODES - 1)
-            t = low + step * node.to(tl.float32)
-            weight = tl.where((node == 0) | (node == NODES - 1), step / 2, step)
-            segments = tl.cdiv(found, SEGMENT)
-            counts = nothing_counted(K, NODES)
-            for segment in range(segments):
-                if HAS_GRADIENT:
-                    keep(saved + tl.cast(segment, tl.int64) * (K * NODES), counts, K, NODES)
-                begin = segment * SEGMENT
-                end = tl.minimum(found, begin + SEGMENT)
-                counts = count_all(counts, values, begin, end, t, K, FEW)
-            reached = 1.0 - sum_of(counts, K)
+            low, high = -down, up
+            reached = tl.zeros((NODES,), tl.float64)
+            for found_window in range(2):
+                step = (high - low) / (NODES - 1)
+                t = low + step * node.to(tl.float32)
+                weight = tl.where((node == 0) | (node == NODES - 1), step / 2, step)
+                below = fewer_than_k(values, found, t, saved, HAS_GRADIENT, K, SEGMENT, NODES, FEW)
+                reached = 1.0 - below
+                if found_window == 0:
+                    low = tl.max(tl.where(below <= NEARLY, t, low), 0)
+                    high = tl.min(tl.where(reached <= NEARLY, t, high), 0)
             top = center + epsilon * (low + tl.sum(weight * reached.to(tl.float32), 0))
         slope = 1.0
         if HAS_LABEL:
@@ -308,7 +340,6 @@ def expected_kernel(
                     classes,
                     found,
                     saved,
-                    segments,
                     t,
                     weight,
                     slope,

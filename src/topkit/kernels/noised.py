@@ -19,8 +19,8 @@ from topkit.kernels.smooth import per_class_or_number
 from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
-SMALLEST_TILE = 32
-"""Candidates that get their noise together; as many as there are heads, if that is more."""
+FEW_ROWS = 1024
+"""Up to so many, programs have a multiprocessor almost for themselves, and may take more warps."""
 GRADIENT_ROWS = 8
 
 
@@ -80,6 +80,17 @@ def noised_loss(
 def room_for_samples(samples: int) -> int:
     """Samples in a tile: noise comes in fours."""
     return max(4, power_of_two(samples))
+
+
+def room_for_candidates(columns: int, k: int, samples: int) -> int:
+    """Candidates that get their noise together: at least as many as there are heads.
+
+    Example:
+        >>> room_for_candidates(100, 5, 3), room_for_candidates(1000, 5, 3)
+        (32, 128)
+    """
+    many = min(512 // room_for_samples(samples), power_of_two(columns) // 4)
+    return max(32, room_for_heads(k), many)
 
 
 def draw_seed(scores: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -143,9 +154,9 @@ class _Noised(torch.autograd.Function):
                 reduction,
                 alignment(scores),
                 block,
-                max(SMALLEST_TILE, room_for_heads(k)),
+                room_for_candidates(columns, k, samples),
             ),
-            1,
+            4 if samples > 4 and rows <= FEW_ROWS else 1,
             scores,
         )
         if ctx.needs_input_grad[0]:
