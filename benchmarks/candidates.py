@@ -28,7 +28,7 @@ class Candidate:
     """A loss under the name of the tables."""
 
     name: str
-    family: Literal["cross-entropy", "smooth", "noised"]
+    family: Literal["cross-entropy", "smooth", "noised", "exact"]
     loss: Loss
     k: int = K
     most_logits: float = inf
@@ -41,9 +41,10 @@ def on_gpu() -> list[Candidate]:
     return [
         Candidate(BASE, "cross-entropy", F.cross_entropy),
         Candidate(f"{BASE}, compiled", "cross-entropy", compiled(F.cross_entropy)),
-        *(Candidate(f"topkit, k = {k}", "smooth", SmoothTopKLoss(k=k), k) for k in (K, 10, 20)),
+        *(Candidate(f"topkit, k = {k}", "smooth", SmoothTopKLoss(k=k), k) for k in (K, 10, 20, 50)),
         Candidate(f"{OURS}, reference", "smooth", reference(SmoothTopKLoss(k=K))),
         Candidate("topkit, noised", "noised", noised()),
+        Candidate("topkit, noised exact", "exact", noised(None), most_logits=3e7),
         Candidate("topkit, noised, reference", "noised", reference(noised())),
         *published(),
     ]
@@ -73,8 +74,8 @@ def published() -> list[Candidate]:
     return found
 
 
-def noised() -> NoisedTopKLoss:
-    return NoisedTopKLoss(k=K, epsilon=EPSILON, samples=SAMPLES)
+def noised(samples: int | None = SAMPLES) -> NoisedTopKLoss:
+    return NoisedTopKLoss(k=K, epsilon=EPSILON, samples=samples)
 
 
 def compiled(loss: Loss) -> Loss:

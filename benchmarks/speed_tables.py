@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.candidates import BASE, OURS
 from benchmarks.markdown import hardware, number, shape, table
-from benchmarks.speed_gpu import DEFAULTS
+from benchmarks.speed_gpu import ALONE, DEFAULTS
 
 Record = dict[str, Any]
 
@@ -13,7 +13,9 @@ COLUMNS = {
     OURS: "smooth, k = 5",
     "topkit, k = 10": "k = 10",
     "topkit, k = 20": "k = 20",
+    "topkit, k = 50": "k = 50",
     "topkit, noised": "noised",
+    "topkit, noised exact": "noised exact",
     f"{OURS}, reference": "smooth, k = 5, reference",
     "topkit, noised, reference": "noised, reference",
     "published smooth loss": "published smooth",
@@ -71,7 +73,7 @@ def gpu(record: Record) -> str:
     rows = []
     for name, losses in found.items():
         cells = [number(losses[BASE, "3·randn"]["milliseconds"])]
-        for loss in COLUMNS:
+        for loss in timed(record):
             ratios = [losses.get((loss, kind), {}).get("ratio") for kind in ("3·randn", "zeros")]
             text = number(ratios[0])
             cells.append(text if ratios[1] is None else f"{text} ({number(ratios[1])})")
@@ -81,7 +83,7 @@ def gpu(record: Record) -> str:
     return (
         "Forward + backward: milliseconds of eager `F.cross_entropy`, and ratios to it in the same "
         f"run, for 3·randn (and all-zero) float32 logits ({hardware(record)}):\n\n"
-        + table(("N × C", "cross-entropy, ms", *COLUMNS.values()), rows)
+        + table(("N × C", "cross-entropy, ms", *timed(record).values()), rows)
         + f"\n\nAt 8,192 × 32,000, k = 5 takes {number(bound)} times as long as reading the logits "
         f"twice and writing the gradient once at the {copies:.2f} TB/s of a copy. {errors(record)}"
     )
@@ -89,14 +91,15 @@ def gpu(record: Record) -> str:
 
 def device(record: Record) -> str:
     """Time of the device alone, as if the host took none."""
-    names = [name for name in COLUMNS if name in DEFAULTS]
+    names = [name for name in timed(record) if name in ALONE]
     rows = []
     for name, losses in by_shape(record["rows"]).items():
         base = losses[BASE, "3·randn"]
         cells = [number(base["milliseconds"]), number(base["milliseconds_of_device"])]
         for loss in names:
-            taken = losses[loss, "3·randn"]["milliseconds_of_device"]
-            cells.append(number(float(f"{taken / base['milliseconds_of_device']:.3g}")))
+            taken = losses.get((loss, "3·randn"), {}).get("milliseconds_of_device")
+            ratio = taken and float(f"{taken / base['milliseconds_of_device']:.3g}")
+            cells.append(number(ratio))
         rows.append((name, *cells))
     head = ("N × C", "cross-entropy, ms", "on the device, ms", *(COLUMNS[name] for name in names))
     return (
@@ -125,7 +128,7 @@ def errors(record: Record) -> str:
 def memory(record: Record) -> str:
     """Peak memory of forward + backward, and of the loss alone."""
     found = by_shape(record["rows"])
-    names = (BASE, *COLUMNS)
+    names = (BASE, *timed(record))
     rows = []
     for name in names:
         cells = []
@@ -184,6 +187,12 @@ def dtypes(record: Record) -> str:
         "Forward + backward, ratio to eager `F.cross_entropy` of the same precision; the error "
         f"includes the rounding of the gradient ({hardware(record)}):\n\n" + table(head, rows)
     )
+
+
+def timed(record: Record) -> dict[str, str]:
+    """Losses of a record besides cross-entropy, and what tables call them."""
+    there = {row["loss"] for row in record["rows"]}
+    return {name: title for name, title in COLUMNS.items() if name in there}
 
 
 def by_shape(rows: list[Record]) -> dict[str, dict[tuple[str, str], Record]]:

@@ -97,9 +97,9 @@ def test_differences():
 def in_group(runs: dict[Path, Recipe], script: Path) -> subprocess.Popen[bytes]:
     """A process with a group of its own that trains two runs at once."""
     script.write_text(
-        "import time, warnings; warnings.simplefilter('ignore')\n"
+        "import os, time, warnings; warnings.simplefilter('ignore')\n"
         "if __name__ != '__main__':\n"  # a process that starts
-        "    print('starting', flush=True)\n"
+        "    os.write(1, b'starting\\n')\n"  # at once, as two of them may write
         "    time.sleep(0.5)\n"
         "from pathlib import Path\n"
         "from topkit.train import several\n"

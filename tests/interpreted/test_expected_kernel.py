@@ -40,8 +40,15 @@ def test_random_scores(rows, n, k, epsilon):
 
 
 def test_long_segments():
-    """Sixteen candidates each: sums of their shares take more than one tile."""
-    check(torch.randn(1, 120), 2, 3.0)
+    """Sixteen candidates of either half: sums of their shares take more than one tile."""
+    check(torch.randn(1, 150), 2, 3.0)
+
+
+@pytest.mark.parametrize("k", [expected.LONG, expected.LONG + 1])
+def test_candidates_at_a_time(k):
+    """Two of either half, or one: the last ones are as many, fewer, or none."""
+    for n in (2 * k, 2 * k + 1, 2 * k + 3):
+        check(torch.randn(1, n), k)
 
 
 def test_largest_k():

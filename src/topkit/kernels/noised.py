@@ -20,7 +20,7 @@ from topkit.reference.once import once
 from topkit.reference.row_blocks import needs_plain_backward
 
 FEW_ROWS = 1024
-"""Up to so many, programs have a multiprocessor almost for themselves, and may take more warps."""
+"""Up to so many, programs leave a GPU idle while they wait, and take more together."""
 GRADIENT_ROWS = 8
 
 
@@ -82,15 +82,18 @@ def room_for_samples(samples: int) -> int:
     return max(4, power_of_two(samples))
 
 
-def room_for_candidates(columns: int, k: int, samples: int) -> int:
-    """Candidates that get their noise together: at least as many as there are heads.
+def tile_and_warps(rows: int, columns: int, k: int, samples: int) -> tuple[int, int]:
+    """Candidates that get their noise together, at least as many as there are heads, and warps.
 
     Example:
-        >>> room_for_candidates(100, 5, 3), room_for_candidates(1000, 5, 3)
-        (32, 128)
+        >>> tile_and_warps(256, 1000, 5, 3), tile_and_warps(256, 1000, 5, 10)
+        ((128, 1), (32, 4))
+        >>> tile_and_warps(4096, 1000, 5, 3), tile_and_warps(4096, 1000, 5, 10)
+        ((32, 1), (32, 1))
     """
-    many = min(512 // room_for_samples(samples), power_of_two(columns) // 4)
-    return max(32, room_for_heads(k), many)
+    few_rows, few_samples = rows <= FEW_ROWS, samples <= 4
+    tile = 128 if few_rows and few_samples and columns >= 512 else 32
+    return max(tile, room_for_heads(k)), 4 if few_rows and not few_samples else 1
 
 
 def draw_seed(scores: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -117,6 +120,7 @@ class _Noised(torch.autograd.Function):
     ) -> Tensor:
         rows, columns = scores.shape
         programs = min(rows, MOST_PROGRAMS)
+        tile, warps = tile_and_warps(rows, columns, k, samples)
         block = min(512, max(32, power_of_two(columns)))
         candidates = scores.new_empty(programs * 2 * block, dtype=torch.int32)
         chosen = scores.new_empty((rows, samples), dtype=torch.int32)
@@ -154,9 +158,9 @@ class _Noised(torch.autograd.Function):
                 reduction,
                 alignment(scores),
                 block,
-                room_for_candidates(columns, k, samples),
+                tile,
             ),
-            4 if samples > 4 and rows <= FEW_ROWS else 1,
+            warps,
             scores,
         )
         if ctx.needs_input_grad[0]:
