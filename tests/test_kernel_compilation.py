@@ -155,7 +155,7 @@ NOISED = [
 EXACT = [
     (BOTH, 5, 256, 100, bf16),
     (OLD, 1, 8, 33_000, fp16, "none", "margin weight"),
-    (NEW, 63, 64, 1000, fp32, "sum", "margin"),
+    (NEW, 40, 64, 1000, fp32, "sum", "margin"),
 ]
 OPERATORS = [
     (BOTH, 5, 8, 33_000, bf16),
