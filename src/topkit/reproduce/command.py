@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -61,7 +62,9 @@ def show_record(record: Record, folder: Path, console: Console) -> None:
     """Print the tables of a record, and draw its figures in a folder."""
     chosen = experiment(record["experiment"])
     for table in chosen.show(record):
+        table.box, table.padding = HORIZONTALS, (0, 1, 0, 0)  # six losses in 80 columns
         console.print(table)
+        console.print()
     if record["not_run"]:
         console.print(not_run(record), highlight=False)
     if find_spec("matplotlib") is None:

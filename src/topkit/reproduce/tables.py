@@ -40,7 +40,7 @@ def _table(results: Results, part: Settings) -> Table:
     said = [f"{mark}: {source}." for source, mark in marks.items()]
     caption = " ".join([_meaning(results, part, every), *said, part.get("note", "")]).strip()
     table = Table(
-        *(Column(each, overflow="fold") for each in head),
+        *(Column(each, overflow="fold", min_width=longest_word(each)) for each in head),
         title=part["title"],
         caption=caption,
         show_lines=True,
@@ -65,6 +65,16 @@ def _columns(results: Results, part: Settings) -> list[tuple[str, Settings, str]
         for each in results.values(axis, part)
         for metric in metrics
     ]
+
+
+def longest_word(title: str) -> int:
+    """What a column needs, such that no word of its title is broken.
+
+    Example:
+        >>> longest_word("noised exact")
+        6
+    """
+    return max(map(len, title.split()), default=0)
 
 
 def lines(cell: Cell, marks: dict[str, str]) -> list[str]:
