@@ -212,7 +212,7 @@ def test_noised_operator(capability, samples, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
-EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 1000, fp32)]
+EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 16, 64, 1000, fp32)]
 
 
 @each(EXPECTED)
