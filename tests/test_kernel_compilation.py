@@ -155,7 +155,7 @@ NOISED = [
 EXACT = [
     (BOTH, 5, 256, 100, bf16),
     (OLD, 1, 8, 33_000, fp16, "none", "margin weight"),
-    (NEW, 40, 64, 1000, fp32, "sum", "margin"),
+    (NEW, 63, 64, 1000, fp32, "sum", "margin"),
 ]
 OPERATORS = [
     (BOTH, 5, 8, 33_000, bf16),
@@ -212,7 +212,7 @@ def test_noised_operator(capability, samples, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
-EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 16, 64, 1000, fp32)]
+EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 1000, fp32)]
 
 
 @each(EXPECTED)

@@ -112,7 +112,7 @@ def test_shift_invariance():
     assert torch.equal(shifted_gradient, gradient)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(data=st.data())
 def test_any_call(data):
     """Random logits and options: what the reference says."""

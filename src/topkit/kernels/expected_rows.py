@@ -88,16 +88,6 @@ def next_chances(values, i, found, t, FEW: tl.constexpr):
 
 
 @triton.jit
-def count_all(counts, values, begin, end, found, t, K: tl.constexpr, FEW: tl.constexpr):
-    """Count candidates of either half from the ``begin``-th to the ``end``-th."""
-    for i in range(begin, end, FEW):
-        above, not_above = next_chances(values, i, found, t, FEW)
-        for j in tl.static_range(FEW):
-            counts = count(counts, above[j], not_above[j], K)
-    return counts
-
-
-@triton.jit
 def keep(place, counts, K: tl.constexpr, NODES: tl.constexpr):
     """Write coefficients, rounded."""
     number = tl.arange(0, 2)[:, None] * NODES + tl.arange(0, NODES)[None, :]
@@ -143,9 +133,10 @@ def fewer_than_k(
     for segment in range(segments + 1):
         keep(place, counts, K, NODES)
         begin = segment * SEGMENT
-        counts = count_all(
-            counts, values, begin, tl.minimum(half, begin + SEGMENT), found, t, K, FEW
-        )
+        for i in range(begin, tl.minimum(half, begin + SEGMENT), FEW):
+            above, not_above = next_chances(values, i, found, t, FEW)
+            for j in tl.static_range(FEW):
+                counts = count(counts, above[j], not_above[j], K)
         place += KEEP * SIZE
     tl.debug_barrier()
     others = kept(place - KEEP * SIZE, True, K, NODES)
@@ -299,13 +290,13 @@ def expected_kernel(
             tl.debug_barrier()
             low, high = -down, up
             reached = tl.zeros((NODES,), tl.float64)
-            for found_window in range(2):
+            for narrowed in range(2):  # to where the K-th largest is, but for NEARLY at either end
                 step = (high - low) / (NODES - 1)
                 t = low + step * node.to(tl.float32)
                 weight = tl.where((node == 0) | (node == NODES - 1), step / 2, step)
                 below = fewer_than_k(values, found, t, saved, HAS_GRADIENT, K, SEGMENT, NODES, FEW)
                 reached = 1.0 - below
-                if found_window == 0:
+                if narrowed == 0:
                     low = tl.max(tl.where(below <= NEARLY, t, low), 0)
                     high = tl.min(tl.where(reached <= NEARLY, t, high), 0)
             top = center + epsilon * (low + tl.sum(weight * reached.to(tl.float32), 0))
