@@ -97,7 +97,8 @@ def test_differences():
 def in_group(runs: dict[Path, Recipe], script: Path) -> subprocess.Popen[bytes]:
     """A process with a group of its own that trains two runs at once."""
     script.write_text(
-        "import os, time, warnings; warnings.simplefilter('ignore')\n"
+        "import os, signal, time, warnings; warnings.simplefilter('ignore')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background
         "if __name__ != '__main__':\n"  # a process that starts
         "    os.write(1, b'starting\\n')\n"  # at once, as two of them may write
         "    time.sleep(0.5)\n"
