@@ -240,6 +240,7 @@ def test_many_rows():
     assert torch.equal(target_rank(input, target), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.11 warns of itself
 def test_memory():
     """No operation, nor what it calls, allocates as much as the scores take."""
     input, target = torch.randn(512, 16384), torch.randint(16384, (512,))

@@ -29,6 +29,8 @@ TITLED = {"model": "{}", "epochs": "{} epochs"}
 """What titles tell of a protocol."""
 EVEN = 8
 """Places whose largest gap is this many times the smallest one are drawn at even distances."""
+STYLES = ("-", "--", ":")
+"""Of the methods that have the same loss."""
 
 
 def draw_figures(plan: Plan, record: Record, folder: Path) -> list[Path]:
@@ -78,7 +80,10 @@ def _against(results: Results, part: Settings) -> Figure | None:
         for paper, points in papers.items():
             first = paper == results.numbers[0].paper
             _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
-    axes.set_xticks(list(place.values()), [named(value, axis) for value in values])
+    name, ticks = shared_name([named(value, axis) for value in values])
+    axes.set_xticks(list(place.values()), ticks)
+    if name:
+        axes.set_xlabel(name)
     alone = drawn == 1 < len(values)  # it says nothing of how it depends on the axis
     return _finished(figure, axes) if drawn and not alone else None
 
@@ -119,17 +124,30 @@ def places(values: Sequence[object]) -> dict[object, float]:
     return {value: float(number) for number, value in enumerate(values)}
 
 
+def shared_name(labels: Sequence[str]) -> tuple[str, list[str]]:
+    """The name that all labels give their values, and labels without it.
+
+    Example:
+        >>> shared_name(["τ = 0", "τ = 1"]), shared_name(["τ = 0", "hinge"])
+        (('τ', ['0', '1']), ('', ['τ = 0', 'hinge']))
+    """
+    names = {label.rpartition(" = ")[0] for label in labels}
+    if len(names) > 1:
+        return "", list(labels)
+    return names.pop(), [label.rpartition(" = ")[2] for label in labels]
+
+
 def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
-    """By loss, as in reports, the second of a loss dashed; from dark to light if it is one loss."""
+    """By loss, as in reports, and dashed if it is there before; else all from dark to light."""
     losses = [plan.methods.get(str(line), {}).get("loss") for line in lines]
     markers = [MARKERS[number % len(MARKERS)] for number in range(len(lines))]
-    if len(set(losses)) < len(losses) - 1 or not set(losses) <= set(COLOURS):
+    before = [losses[:number].count(loss) for number, loss in enumerate(losses)]
+    if max(before) >= len(STYLES) or not set(losses) <= set(COLOURS):
         shades = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(lines)).numpy())
         return [{"color": c, "marker": m} for c, m in zip(shades, markers, strict=True)]
-    dashes = ["--" if loss in losses[:number] else "-" for number, loss in enumerate(losses)]
     return [
-        {"color": COLOURS[str(loss)][0], "linestyle": dash, "marker": marker}
-        for loss, dash, marker in zip(losses, dashes, markers, strict=True)
+        {"color": COLOURS[str(loss)][0], "linestyle": STYLES[number], "marker": marker}
+        for loss, number, marker in zip(losses, before, markers, strict=True)
     ]
 
 
