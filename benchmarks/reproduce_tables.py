@@ -1,5 +1,6 @@
 """The papers' experiments, from records of ``topkit reproduce`` in ``results/reproduce``."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +27,8 @@ COMPARED = ("cross-entropy", "smooth", "noised exact", "noised exact ε = 1")
 """Methods of the small table."""
 ALWAYS = ("epochs", "batch_size", "learning_rate", "schedule", "weight_decay")
 """Settings of training that are said even where they are the usual ones."""
+MOSTLY = ("epochs", "schedule", "cutmix")
+"""Settings that are said even where methods differ in them."""
 PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
 """Parts of a protocol that are sentences."""
 
@@ -94,7 +97,7 @@ def text(experiment: Experiment) -> str:
     if not parts:
         parts = [NOT_RUN]
         if isinstance(experiment, TrainingExperiment):
-            parts += map(markdown, experiment.show(experiment.begin("fast")))
+            parts += map(markdown, experiment.show(experiment.begin("paper")))
     return "\n\n".join(parts)
 
 
@@ -109,12 +112,26 @@ def made_by(record: Record) -> str:
         and name not in (*unused, *PROSE)
         and not isinstance(value, dict)
     ]
+    if isinstance(EXPERIMENTS[record["experiment"]], TrainingExperiment):
+        said += [differing(record, name) for name in MOSTLY if name not in protocol]
     parts = [f"Preset `{record['preset']}`" + (f": {', '.join(said)}." if said else ".")]
     parts += [f"{title}{protocol[name]}." for name, title in PROSE.items() if name in protocol]
     parts.append(made_where(record))
     if record["not_run"]:
         parts.append(not_run(record))
     return " ".join(parts)
+
+
+def differing(record: Record, name: str) -> str:
+    """What most runs have of a setting, and which methods have something else."""
+    values = {
+        row["method"]: row["settings"][name]
+        for row in [*record["rows"], *record["not_run"]]
+        if name in row["settings"]
+    }
+    most, _ = Counter(values.values()).most_common(1)[0]
+    others = [f"{m}: {shown(value)}" for m, value in values.items() if value != most]
+    return f"{name.replace('_', ' ')} {shown(most)} ({', '.join(others)})"
 
 
 def made_where(record: Record) -> str:

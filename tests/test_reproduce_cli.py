@@ -120,12 +120,15 @@ def test_a_folder_that_will_not_do(monkeypatch, capsys, tmp_path):
     assert "cannot write into /proc/nowhere" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "what"), [("review", "goes on from there"), ("level-sets", "begins again")]
+)
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path, name, what):
     def interrupted(request):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(EXPERIMENTS["level-sets"], "run", interrupted)
-    command = ("reproduce", "level-sets", "--preset", "smoke", "--folder", str(tmp_path / "new"))
+    monkeypatch.setattr(EXPERIMENTS[name], "run", interrupted)
+    command = ("reproduce", name, "--preset", "smoke", "--folder", str(tmp_path / "new"))
     assert run(monkeypatch, *command) == 130
-    assert "the same command goes on" in capsys.readouterr().out
+    assert f"the same command {what}" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import reproduce_tables
-from benchmarks.tables import filled
+from benchmarks.environment import ROOT
+from benchmarks.tables import filled, tables
 
 from topkit.reproduce import EXPERIMENTS, save_record
 
@@ -23,6 +24,18 @@ def test_every_experiment_has_a_place():
     text = PAGE.read_text()
     for name in ("reproduce", *(f"reproduce-{each}" for each in EXPERIMENTS)):
         assert text.count(f"<!-- {name} -->") == text.count(f"<!-- /{name} -->") == 1
+
+
+def test_pages_have_what_the_records_say(tmp_path, monkeypatch):
+    """``python -m benchmarks tables`` would change nothing."""
+    monkeypatch.setattr(reproduce_tables, "IMAGES", tmp_path)
+    texts = dict(tables())
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        page = path.read_text("utf-8")
+        assert filled(page, texts) == page, path.name
+    for drawn in tmp_path.glob("*.svg"):
+        assert f"images/reproduce/{drawn.name})" in PAGE.read_text("utf-8")
+        assert (PAGE.parent / "images" / "reproduce" / drawn.name).is_file()
 
 
 def test_what_is_not_run_says_so(records):

@@ -118,6 +118,13 @@ def test_smoke(tmp_path):
         assert EXPERIMENT.run(Request("smoke", tmp_path, console=console)) == record
     assert "is kept" in said.get()
     assert path.read_text() == written
+    path.write_text(written.replace('"batch": 4', '"batch": 8'))
+    with pytest.raises(ValueError, match="of another protocol: choose another --folder"):
+        EXPERIMENT.run(Request("smoke", tmp_path))
+    path.write_text(written.replace('"epoch-time"', '"level-sets"'))
+    with pytest.raises(ValueError, match="is a record of level-sets"):
+        EXPERIMENT.run(Request("smoke", tmp_path))
+    path.write_text(written)
     drawn = EXPERIMENT.draw(record, tmp_path)
     assert [each.name for each in drawn] == ["epoch-time.svg", "epoch-time.png"]
 
@@ -132,5 +139,5 @@ def test_tables_say_how_much_longer_and_what_is_missing():
     with console.capture() as shown:
         for table in EXPERIMENT.show(record):
             console.print(table)
-    for said in ("+25.0 %", "+0.0 %", "x: is missing", "Cross-entropy: 2 s", "65", "81", "68"):
+    for said in ("+25.00 %", "+0.00 %", "x: is missing", "Cross-entropy: 2 s", "65", "81", "68"):
         assert said in " ".join(shown.get().split()), said

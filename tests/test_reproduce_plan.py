@@ -5,9 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import topkit
 from reproduce_toys import TOY, toy_plan
+from topkit.cli import app
 from topkit.reproduce import EXPERIMENTS, PRESETS
 from topkit.reproduce.grid import planned_runs, protocol_of, run_name
 from topkit.reproduce.metrics import parse_metric, value
@@ -41,12 +43,56 @@ GARCIN_4 = """
 0.3 85.93 88.82 89.58
 0.4 83.74 87.40 87.48
 """
+GARCIN_6 = """
+0.0 76.56 69.23 68.74
+0.1 71.01 71.52 68.43
+0.2 68.19 71.59 69.34
+0.3 65.61 70.44 69.11
+0.4 61.9 70.42 69.44
+"""
 GARCIN_5 = """
 1 35.91 nan 35.44 37.87 40.54 42.36
 3 58.91 50.41 59.06 59.96 63.50 64.77
 5 69.05 50.71 66.97 69.91 72.23 72.95
 10 78.08 46.23 76.08 78.88 80.69 80.85
 """
+GARCIN_7 = """
+1 79.93 nan 81.00 79.71 79.49 80.90
+3 93.19 93.20 93.56 93.56 92.40 93.45
+5 95.75 94.91 95.84 96.10 95.22 95.80
+10 97.42 95.46 97.52 97.72 97.21 97.52
+"""
+CIFAR = ("densenet40-40-bc", 300, 64, 0.1, 1e-4, [150, 225])
+PROTOCOLS = {
+    "cifar100-noise": (CIFAR, {}),
+    "cifar100-temperature": (("densenet40-12", *CIFAR[1:]), {"τ = 0"}),
+    "cifar100-epsilon": (CIFAR, {"first epoch"}),
+    "cifar100-samples": (CIFAR, {}),
+    "longtail": (CIFAR, {}),
+    "review": (CIFAR, {}),
+    "imagenet-subsets": (
+        ("resnet18", 120, 256, 0.1, 1e-4, [30, 60, 90]),
+        {"smooth", "smooth, margin 0"},
+    ),
+    "plantnet": (("resnet50", 30, 32, 2e-3, 1e-4, [20, 25]), {}),
+}
+"""Network, epochs, batch, learning rate, weight decay, epochs of steps; and who has others."""
+SIX_LOSSES = {
+    "cross-entropy": {"loss": "cross-entropy"},
+    "smooth": {"loss": "smooth", "tau": 0.1},
+    "noised": {"loss": "noised", "epsilon": 1.0, "samples": 5},
+    "focal": {"loss": "focal", "gamma": 2.0},
+    "LDAM": {"loss": "ldam", "margin": 0.2, "scale": 40.0, "head": "cosine"},
+    "noised imbalanced": {
+        "loss": "noised-imbalanced",
+        "epsilon": 0.01,
+        "samples": 5,
+        "margin": 0.2,
+        "scale": 60.0,
+        "head": "cosine",
+    },
+}
+OPTIONS = ("loss", "tau", "epsilon", "samples", "margin", "scale", "gamma", "head")
 
 
 def numbers(text: str) -> list[list[float]]:
@@ -83,13 +129,19 @@ def test_garcin_tables():
     there = found("cifar100-noise", "Garcin 2022, Table 4", "test top-5")
     for p, *shares in numbers(GARCIN_4):
         assert [there[method, p][0] for method in methods] == shares
-    assert found("cifar100-noise", "Garcin 2022, Table 6", "test top-1")["noised", 0.4][0] == 69.44
+    there = found("cifar100-noise", "Garcin 2022, Table 6", "test top-1")
+    for p, *shares in numbers(GARCIN_6):
+        assert [there[method, p][0] for method in methods] == shares
     methods = (*methods, "focal", "LDAM", "noised imbalanced")
-    there = found("plantnet", "Garcin 2022, Table 5", "test macro top-k")
-    for k, *shares in numbers(GARCIN_5):
-        for method, share in zip(methods, shares, strict=True):
-            assert there.get((method, k), (None,))[0] == (share if share == share else None)
-    assert len(found("plantnet", "Garcin 2022, Table 7", "test top-k")) == 23
+    for source, metric, text in (
+        ("Garcin 2022, Table 5", "test macro top-k", GARCIN_5),
+        ("Garcin 2022, Table 7", "test top-k", GARCIN_7),
+    ):
+        there = found("plantnet", source, metric)
+        for k, *shares in numbers(text):
+            for method, share in zip(methods, shares, strict=True):
+                assert there.get((method, k), (None,))[0] == (share if share == share else None)
+        assert len(there) == 23
     there = found("cifar100-epsilon", "Garcin 2022, Table 2", "validation top-5")
     assert [each[0] for each in there.values()] == [
         *(19.38, 14.84, 11.4, 93.36, 94.46, 94.24, 93.78, 93.12)
@@ -105,6 +157,10 @@ def test_berrada_other_tables():
     shares = [there["cross-entropy", size][0] for size in sizes]
     assert shares == [90.67, 87.57, 82.62, 71.06, 58.31]
     assert [there["smooth", size][0] for size in sizes] == [90.61, 87.87, 83.38, 73.10, 60.44]
+    there = found("imagenet-subsets", "Berrada 2018, Table 7", "validation top-1")
+    assert [there[f"top-1, margin {m}", None][0] for m in (0, 1)] == [71.03, 71.15]
+    there = found("imagenet-subsets", "Berrada 2018, Table 8", "validation top-5")
+    assert [there[name, None][0] for name in ("smooth, margin 0", "smooth")] == [89.12, 89.45]
     tested = found("cifar100-temperature", "Berrada 2018, Table 6", "test top-5")
     assert [each[0] for each in tested.values()] == [
         *(10.38, 18.19, 91.35, 91.70, 91.52, 90.92, 90.46)
@@ -118,11 +174,15 @@ def test_berrada_other_tables():
 @pytest.mark.parametrize("name", NAMES)
 def test_files_open_with_a_command(name):
     first = (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
-    words = shlex.split(first.removeprefix("# "))
-    assert words[:3] == ["topkit", "reproduce", name]
-    options = [word for word in words[3:] if word.startswith("--")]
-    assert set(options) <= {"--preset", "--data", "--folder", "--at-once"}
-    assert name in EXPERIMENTS
+    program, command, *words = shlex.split(first.removeprefix("# "))
+    assert (program, command) == ("topkit", "reproduce")
+    given = get_command(app).commands[command].make_context(command, words).params
+    assert given["name"] == name
+    assert given["name"] in EXPERIMENTS
+    assert given["preset"] in PRESETS
+    assert given["data"]
+    page = (RECIPES.parents[2] / "docs" / "reproduction.md").read_text("utf-8")
+    assert f"    {first.removeprefix('# ')}\n" in page
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -154,11 +214,55 @@ def test_every_published_number_can_be_run_by_the_papers_protocol():
             assert same, (name, number)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_protocols_of_all_papers_presets(name):
+    expected, others = PROTOCOLS[name]
+    runs = planned_runs(load_plan(name), "paper")
+    for run in runs:
+        r = run.recipe
+        steps = [round(r.epochs * share, 5) for share in r.milestones]
+        found = (r.model, r.epochs, r.batch_size, r.learning_rate, r.weight_decay, steps)
+        assert (found == expected) == (run.method not in others), run.name
+        assert r.schedule == ("constant" if run.method == "first epoch" else "steps")
+        assert (r.momentum, r.ema, r.cutmix, r.precision) == (0.9, None, 0, "32-true")
+    assert others <= {run.method for run in runs} if others else True
+
+
+def options(name: str) -> dict[str, dict[str, object]]:
+    """What the paper's protocol tells losses, by method."""
+    return {
+        run.method: {
+            option: getattr(run.recipe, option)
+            for option in OPTIONS
+            if getattr(run.recipe, option) not in (None, "linear")
+        }
+        for run in planned_runs(load_plan(name), "paper")
+    }
+
+
+def test_parameters_of_losses():
+    assert options("plantnet") == options("longtail") == SIX_LOSSES
+    noised = {"loss": "noised", "epsilon": 0.2}
+    assert options("cifar100-noise") == {
+        "cross-entropy": {"loss": "cross-entropy"},
+        "smooth": {"loss": "smooth", "tau": 1.0},
+        "noised": {**noised, "samples": 10},
+        "noised exact": {**noised, "samples": 0},
+    }
+    samples = planned_runs(load_plan("cifar100-samples"), "paper")
+    assert {run.recipe.epsilon for run in samples} == {0.2}
+    assert [run.recipe.samples for run in samples] == [1, 2, 3, 5, 10, 50, 100, 0]
+    epsilons = planned_runs(load_plan("cifar100-epsilon"), "paper")
+    assert {(run.method, run.recipe.samples) for run in epsilons} == {
+        ("noised", 10),
+        ("first epoch", 3),
+    }
+    for run in planned_runs(load_plan("cifar100-temperature"), "paper")[1:]:
+        assert run.method == f"τ = {run.recipe.tau:g}"
+
+
 def test_protocols_of_the_papers():
     recipe = planned_runs(load_plan("cifar100-noise"), "paper")[1].recipe
-    assert (recipe.model, recipe.epochs, recipe.batch_size) == ("densenet40-40-bc", 300, 64)
-    assert (recipe.learning_rate, recipe.weight_decay, recipe.momentum) == (0.1, 1e-4, 0.9)
-    assert [300 * share for share in recipe.milestones] == [150, 225]
     assert (recipe.validation, recipe.pad, recipe.flip) == (5000, 4, True)
     assert (recipe.loss, recipe.tau, recipe.match_gradient) == ("smooth", 1.0, False)
     recipes = {
@@ -167,15 +271,10 @@ def test_protocols_of_the_papers():
     smooth = recipes["smooth"]
     assert (smooth.learning_rate, smooth.weight_decay, smooth.tau) == (1.0, 2.5e-5, 0.1)
     base = recipes["cross-entropy"]
-    assert (base.learning_rate, base.weight_decay, base.validation) == (0.1, 1e-4, 50_000)
-    assert [120 * share for share in base.milestones] == [30, 60, 90]
+    assert base.validation == 50_000
     recipes = {run.method: run.recipe for run in planned_runs(load_plan("plantnet"), "paper")}
-    imbalanced = recipes["noised imbalanced"]
-    assert (imbalanced.scale, imbalanced.margin, imbalanced.epsilon) == (60, 0.2, 0.01)
-    assert (imbalanced.samples, imbalanced.head, imbalanced.average) == (5, "cosine", "macro")
-    assert (imbalanced.pretrained, imbalanced.learning_rate) == (True, 2e-3)
-    assert [round(30 * share, 5) for share in imbalanced.milestones] == [20, 25]
-    assert (recipes["LDAM"].scale, recipes["smooth"].tau) == (40, 0.1)
+    for recipe in recipes.values():
+        assert (recipe.average, recipe.pretrained, recipe.flip) == ("macro", True, False)
     hinge = planned_runs(load_plan("cifar100-temperature"), "paper")[0].recipe
     assert (hinge.loss, hinge.margin) == ("hinge", hinge.k)
     smooth = planned_runs(load_plan("cifar100-temperature"), "paper")[1].recipe

@@ -4,14 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from finished_runs import CLASSES
 from reproduce_toys import TOY, cells, finish, toy_plan
 from topkit.reproduce import EXPERIMENTS, RECORD, Request, load_record, save_record
 from topkit.reproduce import training as training_module
 from topkit.reproduce.experiment import record_path
+from topkit.reproduce.figures import _line
 from topkit.reproduce.grid import planned_runs
 from topkit.reproduce.training import TrainingExperiment
+from topkit.train.statistics import Estimate
 from topkit.train.trainer import Interrupted
 
 
@@ -294,6 +297,16 @@ def test_figures(experiment, data, tmp_path):
     assert experiment.draw(experiment.begin("paper"), tmp_path / "c") == []
 
 
+def test_lines_break_where_nothing_was_run():
+    axes = Figure().subplots()
+    points = [(0.0, Estimate(1.0, None, 1)), (1.0, None), (2.0, Estimate(3.0, 0.5, 2))]
+    _line(axes, points, "a", {"color": "red"})
+    (line,) = axes.lines
+    assert str(line.get_ydata().tolist()) == "[1.0, nan, 3.0]"
+    _line(axes, [(0.0, None)], "b", {"color": "red"})
+    assert len(axes.lines) == 1
+
+
 def test_bad_records(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no record"):
         load_record(tmp_path / "none.json")
@@ -304,6 +317,42 @@ def test_bad_records(tmp_path):
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(ValueError, match="no record of topkit reproduce: it lacks"):
             load_record(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rows", None, "its rows is None"),
+        ("protocol", [], r"its protocol is \[\]"),
+        ("preset", "quick", "it has no preset 'quick'"),
+    ],
+)
+def test_damaged_records(experiment, tmp_path, key, value, message):
+    path = save_record(experiment.begin("paper"), tmp_path)
+    path.write_text(json.dumps({**load_record(path), key: value}))
+    with pytest.raises(ValueError, match=f"no record of topkit reproduce: {message}"):
+        load_record(path)
+
+
+def test_damaged_rows(experiment, data, tmp_path, no_training):
+    finish(tmp_path / "runs", experiment, data, [0, 1])
+    with pytest.raises(Interrupted):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+    record = load_record(tmp_path / "runs" / "toy-paper.json")
+    record["rows"][1]["method"] = "sumation"
+    save_record(record, tmp_path / "runs")
+    with pytest.raises(ValueError, match="runs of 'sumation', which is no method of toy"):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+    del record["rows"][1]["seed"]
+    save_record(record, tmp_path / "runs")
+    for use in (
+        lambda: experiment.show(record),
+        lambda: experiment.begin("paper", tmp_path / "runs"),
+    ):
+        with pytest.raises(
+            ValueError, match="record of toy, preset paper, is damaged: its row 2 lacks seed"
+        ):
+            use()
 
 
 def test_data_that_is_missing(experiment, tmp_path, data):

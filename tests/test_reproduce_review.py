@@ -52,7 +52,9 @@ def test_smoke(record):
         "cross-entropy": 1,
     }
     for row in record["rows"]:
-        assert row["epoch_seconds"] > 0 < row["epoch_ratio"]
+        assert row["timed"]["seconds"] > 0 < row["timed"]["ratio"]
+        assert row["timed"]["hardware"] == row["hardware"]
+        assert row["timed"]["commit"] == row["commit"]
 
 
 def test_summation_overflows_where_it_should_and_ours_does_not(record):
@@ -106,6 +108,26 @@ def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_pat
     assert "not run" in text(found)
 
 
+def test_times_of_before_stay_with_their_hardware(folder, record, tmp_path, monkeypatch):
+    """Even without the published code; only what has no time is timed, with what can be."""
+    for row in record["rows"]:
+        row["timed"] |= {"seconds": 99.0, "hardware": "an old one"}
+    again = [row for row in record["rows"] if row["method"] == "topkit"]
+    del again[0]["timed"]
+    shutil.copytree(folder, tmp_path / "some")
+    (tmp_path / "some" / "review-smoke.json").write_text(json.dumps(record))
+    monkeypatch.setattr(review, "published_is_installed", lambda: False)
+    found = EXPERIMENT.run(Request("smoke", tmp_path / "some"))
+    assert {row["timed"]["seconds"] for row in found["rows"]} == {99.0}
+    del again[1]["timed"]
+    (tmp_path / "some" / "review-smoke.json").write_text(json.dumps(record))
+    found = EXPERIMENT.run(Request("smoke", tmp_path / "some"))
+    for row in found["rows"]:
+        assert (row["timed"]["seconds"] == 99.0) == (row["method"] == PUBLISHED)
+        assert (row["timed"]["hardware"] == "an old one") == (row["method"] == PUBLISHED)
+    assert "an old one, commit" in text(found)
+
+
 def test_counts_are_in_the_record_when_a_run_ends(tmp_path, monkeypatch):
     """Whatever happens to the next one: it may be the last thing that is written."""
     monkeypatch.setattr(training, "train_in_turn", first_and_then_nothing)
@@ -140,7 +162,7 @@ def test_a_part_of_it(tmp_path):
     """Without cross-entropy there is nothing to compare times with."""
     record = EXPERIMENT.run(Request("smoke", tmp_path, most=1))
     assert len(record["rows"]) == 1
-    assert "epoch_seconds" not in record["rows"][0]
+    assert "timed" not in record["rows"][0]
     assert "not_finite" in record["rows"][0]
 
 

@@ -277,7 +277,7 @@ def reproduce_command(
 ) -> None:
     """Repeat a table or figure of the papers; the same command goes on after an interruption."""
     from topkit.reproduce import Request, load_record
-    from topkit.reproduce.command import listing, run_experiment, show_record
+    from topkit.reproduce.command import experiment, listing, run_experiment, show_record
     from topkit.train.trainer import Interrupted
 
     if show is not None:
@@ -293,7 +293,8 @@ def reproduce_command(
             request = Request(preset, folder, data, at_once, most, console)
             run_experiment(name, request, console)
         except (Interrupted, KeyboardInterrupt):
-            console.print("stopped; the same command goes on from there", highlight=False)
+            goes_on = "goes on from there" if experiment(name).goes_on else "begins again"
+            console.print(f"stopped; the same command {goes_on}", highlight=False)
             raise typer.Exit(130) from None
         except ChildProcessError as failed:
             console.print(str(failed), style="red", markup=False, soft_wrap=True)

@@ -101,7 +101,7 @@ def read_studies(data: Path | None) -> dict[str, Record]:
     studies = {}
     for path in paths:
         try:
-            study = json.loads(path.read_text())
+            study = json.loads(path.read_text("utf-8"))
         except ValueError:
             study = None
         if not isinstance(study, dict) or not {"time", "stability", "processor"} <= set(study):

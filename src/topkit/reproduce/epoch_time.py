@@ -15,12 +15,12 @@ from topkit.reproduce.experiment import (
     Experiment,
     Record,
     Request,
-    load_record,
+    load_same,
     new_record,
     record_path,
     save_record,
 )
-from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
+from topkit.reproduce.step_time import OF_WHAT, Loss, Setting, epoch_seconds, ratio
 from topkit.train.study_losses import PublishedTopKLoss, published_is_installed
 
 SETTINGS = {
@@ -56,24 +56,29 @@ class EpochTime(Experiment):
     name = "epoch-time"
     title = "time of a training epoch by K, all losses beside cross-entropy"
     papers = ("Garcin 2022, Figure 3", "Berrada 2018, section 5.2 (10 % longer)")
+    goes_on = False
 
     def run(self, request: Request) -> Record:
         """Time all losses in one process; a record that is there already stays."""
         preset, folder = request.preset, request.folder
         setting, path = SETTINGS[preset], record_path(folder, self.name, preset)
-        if path.exists():
-            request.say(f"{path} is kept: remove it to measure again.")
-            return load_record(path)
-        losses, left_out = candidates(LENGTHS[preset])
-        request.say(f"{len(losses)} losses in turn, {setting.rounds} epochs with each.")
         protocol = {
             **asdict(setting),
-            "what": "seconds of an epoch of training steps on random images that lie on the "
-            "device, without loading and validation; losses in turn, in changing order; medians "
+            "what": f"seconds of an epoch of training steps, all on one batch {OF_WHAT}; medians "
             "over rounds, ratios to cross-entropy of the same round",
             "goal": f"at most {100 * GOAL:g} % longer than cross-entropy",
         }
         record = new_record(self.name, preset, protocol)
+        if path.exists():
+            kept = load_same(path, record)
+            if kept["protocol"] != record["protocol"]:
+                raise ValueError(
+                    f"{path} is of another protocol: choose another --folder, or move it away"
+                )
+            request.say(f"{path} is kept: remove it to measure again.")
+            return kept
+        losses, left_out = candidates(LENGTHS[preset])
+        request.say(f"{len(losses)} losses in turn, {setting.rounds} epochs with each.")
         named = {f"{name}, K = {k}": loss for (name, k), loss in losses.items()}
         seconds = epoch_seconds(setting, named, request.track)
         base = [seconds[f"{BASE}, K = {k}"] for k in LENGTHS[preset]]
@@ -144,9 +149,10 @@ def change(ratio: float) -> str:
     """How much longer an epoch takes.
 
     Example:
-        >>> change(1.0123), change(0.998), change(31.34)
-        ('+1.2 %', '−0.2 %', '×31')
+        >>> change(1.0123), change(0.998), change(0.99999), change(31.34)
+        ('+1.23 %', '−0.20 %', '+0.00 %', '×31')
     """
     if ratio >= 2:
         return f"×{ratio:.2g}"
-    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")
+    percent = round(100 * (ratio - 1), 2) + 0.0  # there is no −0
+    return f"{percent:+.2f} %".replace("-", "−")

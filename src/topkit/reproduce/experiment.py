@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PRESETS = ("paper", "fast", "smoke")
 RECORD = ("experiment", "preset", "protocol", "rows", "not_run", "versions", "hardware", "commit")
 """What every record has."""
+KINDS = {"protocol": dict, "rows": list, "not_run": list, "versions": dict}
 Record = dict[str, Any]
 
 
@@ -76,6 +77,8 @@ class Experiment(ABC):
     """One line."""
     papers: tuple[str, ...]
     """What it repeats, for example "Berrada 2018, Table 1"."""
+    goes_on = True
+    """Whether it goes on where it was interrupted, or else begins again."""
 
     def runs(self, preset: str) -> int | None:
         """How many networks are trained; None if that is not what it does."""
@@ -164,13 +167,38 @@ def load_record(path: Path) -> Record:
     if not path.is_file():
         raise FileNotFoundError(f"there is no record {path}")
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    wrong = f"{path} is no record of topkit reproduce"
     lacking = [key for key in RECORD if not isinstance(record, dict) or key not in record]
     if lacking:
-        raise ValueError(f"{path} is no record of topkit reproduce: it lacks {', '.join(lacking)}")
+        raise ValueError(f"{wrong}: it lacks {', '.join(lacking)}")
+    for key, kind in KINDS.items():
+        if not isinstance(record[key], kind):
+            raise ValueError(f"{wrong}: its {key} is {record[key]!r:.60}")
+    if record["preset"] not in PRESETS:
+        raise ValueError(f"{wrong}: it has no preset {record['preset']!r}")
     return dict(record)
+
+
+def load_same(path: Path, record: Record) -> Record:
+    """Read the record of an earlier run of the same experiment and preset."""
+    old = load_record(path)
+    if (old["experiment"], old["preset"]) != (record["experiment"], record["preset"]):
+        raise ValueError(f"{path} is a record of {old['experiment']}, preset {old['preset']}")
+    return old
+
+
+def check_rows(record: Record, keys: Iterable[str]) -> None:
+    """Require that all rows of a record have these keys."""
+    for number, row in enumerate(record["rows"], start=1):
+        lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
+        if lacking:
+            raise ValueError(
+                f"the record of {record['experiment']}, preset {record['preset']}, is damaged: "
+                f"its row {number} lacks {', '.join(lacking)}"
+            )
 
 
 def not_run(record: Record) -> str:

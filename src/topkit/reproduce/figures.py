@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +65,24 @@ def _against(results: Results, part: Settings) -> Figure | None:
     values = results.values(axis, part)
     place = places(values)
     figure, axes = _axes(results, part["title"], named_axis(axis), _unit(metric))
-    drawn = 0
+    cells = {
+        line: {
+            value: results.cell(
+                {**part.get("where", {}), axis: value, **({METHOD: line} if by_method else {})},
+                metric,
+            )
+            for value in values
+        }
+        for line in lines
+    }
+    run = [value for value in values if any(each[value].ours for each in cells.values())]
     for line, look in zip(lines, _looks(results.plan, lines), strict=True):
-        ours: list[tuple[float, Estimate]] = []
+        ours = [(place[value], cells[line][value].ours) for value in run]
+        _line(axes, ours, str(line) if by_method else "ours", look)
         papers: dict[str, list[tuple[float, float]]] = {}
-        for value in values:
-            where = {**part.get("where", {}), axis: value, **({METHOD: line} if by_method else {})}
-            cell = results.cell(where, metric)
-            if cell.ours is not None:
-                ours.append((place[value], cell.ours))
+        for value, cell in cells[line].items():
             for number in cell.papers:
                 papers.setdefault(number.paper, []).append((place[value], number.value))
-        drawn = max(drawn, len(ours))
-        _line(axes, ours, str(line) if by_method else "ours", look)
         for paper, points in papers.items():
             first = paper == results.numbers[0].paper
             _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
@@ -84,8 +90,9 @@ def _against(results: Results, part: Settings) -> Figure | None:
     axes.set_xticks(list(place.values()), ticks)
     if name:
         axes.set_xlabel(name)
-    alone = drawn == 1 < len(values)  # it says nothing of how it depends on the axis
-    return _finished(figure, axes) if drawn and not alone else None
+    most = max(sum(cell.ours is not None for cell in each.values()) for each in cells.values())
+    alone = most == 1 < len(values)  # it says nothing of how it depends on the axis
+    return _finished(figure, axes) if run and not alone else None
 
 
 def _curves(results: Results, part: Settings) -> Figure | None:
@@ -163,13 +170,15 @@ def _axes(results: Results, title: str, horizontal: str, vertical: str) -> tuple
     return figure, axes
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], label: str, look: Any) -> None:
-    """Means, with a band of one deviation to both sides."""
-    if not points:
+def _line(
+    axes: Axes, points: Sequence[tuple[float, Estimate | None]], label: str, look: Any
+) -> None:
+    """Means, with a band of one deviation to both sides, broken where there is none."""
+    if not any(each for _, each in points):
         return
     x = [place for place, _ in points]
-    middle = [each.mean for _, each in points]
-    spread = [each.std or 0.0 for _, each in points]
+    middle = [each.mean if each else nan for _, each in points]
+    spread = [(each.std if each else None) or 0.0 for _, each in points]
     axes.plot(x, middle, label=label, **look)
     if any(spread):
         low = [m - s for m, s in zip(middle, spread, strict=True)]

@@ -44,6 +44,7 @@ class LevelSets(Experiment):
     name = "level-sets"
     title = "level sets of all losses on the simplex, for three labels"
     papers = ("Garcin 2022, Figures 1, 4, 5 and 6",)
+    goes_on = False
 
     def run(self, request: Request) -> Record:
         """Compute all panels, in seconds; there is nothing to continue."""

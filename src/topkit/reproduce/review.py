@@ -14,13 +14,15 @@ from statistics import median
 import torch
 from rich.table import Table
 
+from topkit._provenance import commit, said
 from topkit.reproduce.cells import named
-from topkit.reproduce.experiment import Record, Request, save_record
+from topkit.reproduce.experiment import Record, Request, device, save_record
 from topkit.reproduce.grid import Planned, planned_runs
 from topkit.reproduce.plan import Plan
-from topkit.reproduce.step_time import Loss, Setting, epoch_seconds, ratio
+from topkit.reproduce.step_time import OF_WHAT, Loss, Setting, epoch_seconds, ratio
 from topkit.reproduce.training import TrainingExperiment, fill
 from topkit.train.criterion import build_loss
+from topkit.train.details import hardware
 from topkit.train.engine import LAST, resumable
 from topkit.train.files import load_checkpoint
 from topkit.train.recipe import Recipe
@@ -44,12 +46,15 @@ class Review(TrainingExperiment):
         record = TrainingExperiment.run(trained, request)
         folder, runs = request.folder, planned_runs(self.plan, request.preset)
         fill(record, runs, {(row["method"], row["run"]): row for row in record["rows"]})
-        names = {row["method"] for row in record["rows"]}
-        if BASE in names and any("epoch_seconds" not in row for row in record["rows"]):
+        there = {row["method"] for row in record["rows"]}
+        timed = {row["method"]: row["timed"] for row in record["rows"] if "timed" in row}
+        can = {run.method for run in planned_runs(trained.plan, request.preset)} & there
+        if BASE in there and can - set(timed):
             request.say("Timing epochs of all methods, in turn.")
-            times = time_methods([run for run in runs if run.method in names], request)
-            for row in record["rows"]:
-                row |= times.get(row["method"], {})
+            timed |= time_methods([run for run in runs if run.method in can], request)
+        for row in record["rows"]:
+            if row["method"] in timed:
+                row["timed"] = timed[row["method"]]
         save_record(record, folder)
         return record
 
@@ -85,16 +90,18 @@ def counts(run: Path) -> dict[str, int] | None:
     return {name: int(state[place]) for name, place in found.items()}
 
 
-def time_methods(runs: list[Planned], request: Request) -> dict[str, dict[str, float]]:
-    """Seconds of an epoch with each method, and how many times cross-entropy's that is."""
+def time_methods(runs: list[Planned], request: Request) -> dict[str, Record]:
+    """Seconds of an epoch with each method, how many times cross-entropy's that is, and where."""
     first = {run.method: run.recipe for run in reversed(runs)}
     setting = timed_setting(next(iter(first.values())), request.preset)
     losses = {name: criterion(recipe) for name, recipe in first.items()}
     seconds = epoch_seconds(setting, losses, request.track)
+    where = {"images": setting.images, "hardware": hardware(device()), "commit": commit()}
     return {
         name: {
-            "epoch_seconds": round(median(found), 5),
-            "epoch_ratio": round(ratio(found, [seconds[BASE]]), 4),
+            "seconds": round(median(found), 5),
+            "ratio": round(ratio(found, [seconds[BASE]]), 4),
+            **where,
         }
         for name, found in seconds.items()
     }
@@ -147,9 +154,12 @@ def overflow_table(record: Record) -> Table:
 def time_table(record: Record) -> Table:
     """Epochs beside those with cross-entropy."""
     table = Table("method", "seconds", "cross-entropy = 1", title="Epoch of training steps")
-    images = TIMED[record["preset"]]["images"]
-    table.caption = f"{images:,} images on the device; no loading, no validation; in turn."
-    rows = {row["method"]: row for row in record["rows"] if "epoch_seconds" in row}
-    for name, row in rows.items():
-        table.add_row(name, f"{row['epoch_seconds']:.4g}", f"{row['epoch_ratio']:.3g}")
+    timed = {row["method"]: row["timed"] for row in record["rows"] if "timed" in row}
+    images, where, commits = (
+        said(f"{each[key]:,}" if key == "images" else each[key] for each in timed.values())
+        for key in ("images", "hardware", "commit")
+    )
+    table.caption = f"{images} images, all steps on one batch {OF_WHAT}; {where}, commit {commits}."
+    for name, each in timed.items():
+        table.add_row(name, f"{each['seconds']:.4g}", f"{each['ratio']:.3g}")
     return table

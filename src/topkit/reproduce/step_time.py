@@ -22,6 +22,11 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 SLOW, PART = 5, 10
 """A loss whose step takes so many times the fastest one's is timed on one in so many steps."""
+OF_WHAT = (
+    "of random images that lies on the device, without loading and validation; losses in turn, in "
+    f"changing order, those {SLOW} times as slow as the fastest with one step in {PART}"
+)
+"""What is timed, in words."""
 WARM = 3
 """Steps with each loss before anything is timed, which compile what is to be compiled."""
 

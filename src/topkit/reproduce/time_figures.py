@@ -10,11 +10,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from topkit.report.svg import SETTINGS
 from topkit.reproduce.algorithms import CLASSES, TABLE_3, TABLE_4, hardware
 from topkit.reproduce.epoch_time import BASE, GOAL, PUBLISHED
 from topkit.reproduce.experiment import Record
-from topkit.reproduce.figures import legend_beside, save
+from topkit.reproduce.figures import LOOK, legend_beside, save
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
@@ -38,7 +37,6 @@ METHODS = {
 }
 """Those of the study that are drawn; the tables have all."""
 PAPER = dict(zip((*TABLE_3, *TABLE_4), (ORANGE, SKY, GREEN, SKY), strict=True))
-LOOK = {**SETTINGS, "grid.color": "#dddddd"}
 FINE, COARSE = (1, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2), (1, 2, 5, 10, 20, 50, 100)
 NEAR = (0.96, 1.16)
 """What the second part of the figure shows."""

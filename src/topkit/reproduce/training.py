@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,8 @@ from topkit.reproduce.experiment import (
     Experiment,
     Record,
     Request,
-    load_record,
+    check_rows,
+    load_same,
     new_record,
     record_path,
     save_record,
@@ -29,6 +30,9 @@ from topkit.train.finished import shown
 from topkit.train.recipe import Recipe
 from topkit.train.several import is_finished, raise_failed, result_line, train_all
 from topkit.train.trainer import Interrupted
+
+ROW = ("run", "method", "seed", "settings", "test", "validation", "training", "gradient", "curves")
+"""What every row has."""
 
 
 class TrainingExperiment(Experiment):
@@ -97,13 +101,13 @@ class TrainingExperiment(Experiment):
         path = None if folder is None else record_path(folder, self.name, preset)
         rows = {}
         if path is not None and path.exists():
-            grids = self.plan.presets[preset].grids
-            rows = rows_before(path, runs, record, {name for grid in grids for name in grid})
+            rows = rows_before(path, runs, record, self.plan)
         fill(record, runs, rows)
         return record
 
     def show(self, record: Record) -> list[Table]:
         """Ours over seeds beside the papers' numbers."""
+        check_rows(record, ROW)
         return show_tables(self.plan, record)
 
     def draw(self, record: Record, folder: Path) -> list[Path]:
@@ -152,22 +156,27 @@ def train_in_turn(
 
 
 def rows_before(
-    path: Path, runs: list[Planned], record: Record, axes: Collection[str]
+    path: Path, runs: list[Planned], record: Record, plan: Plan
 ) -> dict[tuple[str, str], Record]:
     """The rows of an earlier record, if they have the settings that are asked for now.
 
     What a recipe did not have then has its default. Rows that are no longer planned stay if they
     differ from a planned run of their method in nothing but axes of the grids and the seed.
     """
-    old, common = load_record(path), record["protocol"]
-    if (old["experiment"], old["preset"]) != (record["experiment"], record["preset"]):
-        raise ValueError(f"{path} is a record of {old['experiment']}, preset {old['preset']}")
+    old, common = load_same(path, record), record["protocol"]
+    check_rows(old, ROW)
+    axes = {name for grid in plan.presets[record["preset"]].grids for name in grid}
     same = {(run.method, run.seed, repr(recorded(plain(run.recipe)))): run for run in runs}
     rows = {}
     for row in old["rows"]:
         before = recorded({**plain(Recipe()), **old["protocol"], **row["settings"]})
         run = same.get((row["method"], row["seed"], repr(before)))
         name = row["run"] if run is None else run.name
+        if row["method"] not in plan.methods:
+            raise ValueError(
+                f"{path} has runs of {row['method']!r}, which is no method of {plan.name}: choose "
+                "another --folder, or move it away"
+            )
         if run is None:
             fixed = {n: v for n, v in before.items() if n not in axes}
             alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
