@@ -1,8 +1,6 @@
 """The papers' experiments, from records of ``topkit reproduce`` in ``results/reproduce``."""
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -11,11 +9,10 @@ from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
 from topkit.reproduce import EXPERIMENTS, Experiment, load_record
 from topkit.reproduce.cells import METHOD, Results
-from topkit.reproduce.experiment import not_run, record_path
+from topkit.reproduce.experiment import record_path
+from topkit.reproduce.protocol import made_by, made_where
 from topkit.reproduce.tables import spread
 from topkit.reproduce.training import TrainingExperiment
-from topkit.train.finished import shown
-from topkit.train.recipe import Recipe
 
 Record = dict[str, Any]
 
@@ -25,12 +22,6 @@ PRESETS = ("paper", "fast")
 NOT_RUN = "Not run yet."
 COMPARED = ("cross-entropy", "smooth", "noised exact", "noised exact ε = 1")
 """Methods of the small table."""
-ALWAYS = ("epochs", "batch_size", "learning_rate", "schedule", "weight_decay")
-"""Settings of training that are said even where they are the usual ones."""
-MOSTLY = ("epochs", "schedule", "cutmix")
-"""Settings that are said even where methods differ in them."""
-PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
-"""Parts of a protocol that are sentences."""
 
 
 def tables() -> Iterator[tuple[str, str]]:
@@ -99,43 +90,6 @@ def text(experiment: Experiment) -> str:
         if isinstance(experiment, TrainingExperiment):
             parts += map(markdown, experiment.show(experiment.begin("paper")))
     return "\n\n".join(parts)
-
-
-def made_by(record: Record) -> str:
-    """Protocol, hardware, versions and commit, in a paragraph."""
-    usual, protocol = asdict(Recipe()), record["protocol"]
-    unused = () if protocol.get("schedule") == "steps" else ("milestones",)
-    said = [
-        f"{name.replace('_', ' ')} {shown(value)}"
-        for name, value in protocol.items()
-        if (name in ALWAYS or value != usual.get(name))
-        and name not in (*unused, *PROSE)
-        and not isinstance(value, dict)
-    ]
-    if isinstance(EXPERIMENTS[record["experiment"]], TrainingExperiment):
-        said += [differing(record, name) for name in MOSTLY if name not in protocol]
-    parts = [f"Preset `{record['preset']}`" + (f": {', '.join(said)}." if said else ".")]
-    parts += [f"{title}{protocol[name]}." for name, title in PROSE.items() if name in protocol]
-    parts.append(made_where(record))
-    if record["not_run"]:
-        parts.append(not_run(record))
-    return " ".join(parts)
-
-
-def differing(record: Record, name: str) -> str:
-    """What most runs have of a setting, and which methods have something else."""
-    values = {
-        row["method"]: row["settings"][name]
-        for row in [*record["rows"], *record["not_run"]]
-        if name in row["settings"]
-    }
-    most, _ = Counter(values.values()).most_common(1)[0]
-    others = [f"{m}: {shown(value)}" for m, value in values.items() if value != most]
-    return f"{name.replace('_', ' ')} {shown(most)} ({', '.join(others)})"
-
-
-def made_where(record: Record) -> str:
-    return f"{record['hardware']}, torch {record['versions']['torch']}, commit {record['commit']}."
 
 
 def markdown(shown_table: Table) -> str:

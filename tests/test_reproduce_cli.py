@@ -73,6 +73,11 @@ def test_list(monkeypatch, capsys):
         (["longtail", "--data", "."], "cifar-100-python.tar.gz"),
         (["review", "--show", f"{RECORDS}/level-sets-fast.json"], "is a record of level-sets"),
         (["--show", "nothing.json"], "there is no record nothing.json"),
+        (["--show", "."], "is a folder: give the record in it"),
+        (["longtail", "--preset", "smoke", "--data", "x"], "its own images: leave --data out"),
+        (["level-sets", "--most", "2"], "level-sets has no use for --most: leave it out"),
+        (["algorithms", "--at-once", "2"], "algorithms has no use for --at-once"),
+        (["epoch-time", "--data", "x"], "epoch-time has no use for --data"),
     ],
 )
 def test_errors(monkeypatch, capsys, tmp_path, arguments, message):
@@ -96,7 +101,7 @@ def test_a_part_is_shown(monkeypatch, capsys, tmp_path, error, status):
     assert run(monkeypatch, *command) == status
     shown = capsys.readouterr().out
     assert "not run" in shown
-    assert "3 parts of it are not run" in shown
+    assert "Not run: 3 of 3 parts." in " ".join(shown.split())
     assert ("goes on from there" if status == 130 else "broke") in shown
 
 

@@ -315,7 +315,9 @@ def test_bad_records(tmp_path):
         load_record(tmp_path / "a.json")
     for content in ("[]", '{"experiment": "toy"}'):
         (tmp_path / "a.json").write_text(content)
-        with pytest.raises(ValueError, match="no record of topkit reproduce: it lacks"):
+        with pytest.raises(
+            ValueError, match=r"it lacks .*: move it away"
+        ):
             load_record(tmp_path / "a.json")
 
 
@@ -324,13 +326,13 @@ def test_bad_records(tmp_path):
     [
         ("rows", None, "its rows is None"),
         ("protocol", [], r"its protocol is \[\]"),
-        ("preset", "quick", "it has no preset 'quick'"),
+        ("preset", "quick", "there is no preset 'quick'"),
     ],
 )
 def test_damaged_records(experiment, tmp_path, key, value, message):
     path = save_record(experiment.begin("paper"), tmp_path)
     path.write_text(json.dumps({**load_record(path), key: value}))
-    with pytest.raises(ValueError, match=f"no record of topkit reproduce: {message}"):
+    with pytest.raises(ValueError, match=f"no record of topkit reproduce, {message}"):
         load_record(path)
 
 

@@ -40,15 +40,8 @@ def held(folder: Path) -> Iterator[None]:
         >>> with held(Path(mkdtemp()) / "runs" / "first"):
         ...     pass
     """
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file: choose a folder")
     made = [each for each in (folder, *folder.parents) if not each.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise PermissionError(f"cannot write into {folder}: {error.strerror}") from None
+    check_writable(folder)
     try:
         with _locked(folder):
             yield
@@ -56,6 +49,20 @@ def held(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # the first that is not empty
             for each in made:
                 each.rmdir()
+
+
+def check_writable(folder: Path) -> None:
+    """Require a folder that files can be written into; it is made if it is not there."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: choose a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PermissionError(
+            f"cannot write into {folder}: {error.strerror}; choose another folder"
+        ) from None
 
 
 @contextmanager

@@ -43,8 +43,9 @@ class Algorithms(Experiment):
     """Time and stability of the paper's algorithms, of standard ones and of ours."""
 
     name = "algorithms"
-    title = "the algorithms for the smooth loss: time, stability"
+    title = "The algorithms for the smooth loss: time, stability"
     papers = ("Berrada 2018, Tables 3, 4 and 5",)
+    takes = ("data",)
 
     def run(self, request: Request) -> Record:
         """Read what the benchmark measured; a preset changes nothing."""

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from topkit._files import held
+from topkit._files import check_writable, held
 from topkit.reproduce import EXPERIMENTS, PRESETS, Experiment, Request, load_record
-from topkit.reproduce.experiment import Record, not_run, record_path
+from topkit.reproduce.experiment import Record, record_path
+from topkit.reproduce.protocol import made_by
 from topkit.train.criterion import did_you_mean
 from topkit.train.trainer import Interrupted
 
@@ -34,18 +35,24 @@ def experiment(name: str) -> Experiment:
 
 
 def listing() -> Table:
-    """All experiments, with a line on each."""
-    head = [Column(f"{preset} runs", justify="right", max_width=5) for preset in PRESETS]
-    table = Table(Column("experiment", no_wrap=True), "about", "repeats", *head)
+    """All experiments, with a few words on each."""
+    runs = Column("runs", justify="right", no_wrap=True)
+    table = Table(Column("experiment", no_wrap=True), "about", runs, box=HORIZONTALS)
+    table.show_lines = True
     for name, each in EXPERIMENTS.items():
-        runs = [str(each.runs(preset) or "–") for preset in PRESETS]
-        table.add_row(name, escape(each.title), escape("; ".join(each.papers)), *runs)
+        numbers = [str(each.runs(preset) or "–") for preset in PRESETS]
+        about = f"{escape(each.title)}\n[dim]{escape('; '.join(each.papers))}[/dim]"
+        table.add_row(name, about, " / ".join(numbers))
+    table.caption = f"Runs: networks that are trained, {' / '.join(PRESETS)}."
     return table
 
 
 def run_experiment(name: str, request: Request, console: Console) -> None:
     """Run what is left of an experiment, and show its record; also if only a part was run."""
     chosen = experiment(name)
+    for option, unset in {"data": None, "at_once": 1, "most": None}.items():
+        if getattr(request, option) != unset and option not in chosen.takes:
+            raise ValueError(f"{name} has no use for --{option.replace('_', '-')}: leave it out")
     path = record_path(request.folder, name, request.preset)
     try:
         with held(request.folder):
@@ -61,12 +68,12 @@ def run_experiment(name: str, request: Request, console: Console) -> None:
 def show_record(record: Record, folder: Path, console: Console) -> None:
     """Print the tables of a record, and draw its figures in a folder."""
     chosen = experiment(record["experiment"])
+    check_writable(folder)
     for table in chosen.show(record):
         table.box, table.padding = HORIZONTALS, (0, 1, 0, 0)  # six losses in 80 columns
         console.print(table)
         console.print()
-    if record["not_run"]:
-        console.print(not_run(record), highlight=False)
+    console.print(made_by(record), highlight=False, markup=False)
     if find_spec("matplotlib") is None:
         console.print("No figures: they need pip install matplotlib.", highlight=False)
         return

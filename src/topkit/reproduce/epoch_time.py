@@ -54,7 +54,7 @@ class EpochTime(Experiment):
     """Epochs with each loss and K, beside epochs with cross-entropy."""
 
     name = "epoch-time"
-    title = "time of a training epoch by K, all losses beside cross-entropy"
+    title = "Time of a training epoch by K, all losses beside cross-entropy"
     papers = ("Garcin 2022, Figure 3", "Berrada 2018, section 5.2 (10 % longer)")
     goes_on = False
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PRESETS = ("paper", "fast", "smoke")
 RECORD = ("experiment", "preset", "protocol", "rows", "not_run", "versions", "hardware", "commit")
 """What every record has."""
+MEND = "move it away, and the command makes it again from the runs beside it"
 KINDS = {"protocol": dict, "rows": list, "not_run": list, "versions": dict}
 Record = dict[str, Any]
 
@@ -77,6 +78,8 @@ class Experiment(ABC):
     """One line."""
     papers: tuple[str, ...]
     """What it repeats, for example "Berrada 2018, Table 1"."""
+    takes: tuple[str, ...] = ()
+    """Which of ``data``, ``at_once`` and ``most`` mean something to it."""
     goes_on = True
     """Whether it goes on where it was interrupted, or else begins again."""
 
@@ -164,21 +167,23 @@ def as_text(record: Record) -> str:
 
 def load_record(path: Path) -> Record:
     """Read a record, or say what is wrong with the file."""
-    if not path.is_file():
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the record in it, NAME-PRESET.json")
+    if not path.exists():
         raise FileNotFoundError(f"there is no record {path}")
     try:
         record = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON ({error}): {MEND}") from error
     wrong = f"{path} is no record of topkit reproduce"
     lacking = [key for key in RECORD if not isinstance(record, dict) or key not in record]
     if lacking:
-        raise ValueError(f"{wrong}: it lacks {', '.join(lacking)}")
+        raise ValueError(f"{wrong}, it lacks {', '.join(lacking)}: {MEND}")
     for key, kind in KINDS.items():
         if not isinstance(record[key], kind):
-            raise ValueError(f"{wrong}: its {key} is {record[key]!r:.60}")
+            raise ValueError(f"{wrong}, its {key} is {record[key]!r:.60}: {MEND}")
     if record["preset"] not in PRESETS:
-        raise ValueError(f"{wrong}: it has no preset {record['preset']!r}")
+        raise ValueError(f"{wrong}, there is no preset {record['preset']!r}: {MEND}")
     return dict(record)
 
 
@@ -186,7 +191,10 @@ def load_same(path: Path, record: Record) -> Record:
     """Read the record of an earlier run of the same experiment and preset."""
     old = load_record(path)
     if (old["experiment"], old["preset"]) != (record["experiment"], record["preset"]):
-        raise ValueError(f"{path} is a record of {old['experiment']}, preset {old['preset']}")
+        raise ValueError(
+            f"{path} is a record of {old['experiment']}, preset {old['preset']}: choose another "
+            "--folder"
+        )
     return old
 
 
@@ -197,7 +205,7 @@ def check_rows(record: Record, keys: Iterable[str]) -> None:
         if lacking:
             raise ValueError(
                 f"the record of {record['experiment']}, preset {record['preset']}, is damaged: "
-                f"its row {number} lacks {', '.join(lacking)}"
+                f"its row {number} lacks {', '.join(lacking)}; {MEND}"
             )
 
 
@@ -205,8 +213,8 @@ def not_run(record: Record) -> str:
     """How much of an experiment is not run.
 
     Example:
-        >>> not_run({"not_run": ["one"]}), not_run({"not_run": ["one", "another"]})
-        ('1 part of it is not run.', '2 parts of it are not run.')
+        >>> not_run({"rows": ["first"], "not_run": ["second", "third"]})
+        'Not run: 2 of 3 parts.'
     """
     left = len(record["not_run"])
-    return "1 part of it is not run." if left == 1 else f"{left} parts of it are not run."
+    return f"Not run: {left} of {left + len(record['rows'])} parts."

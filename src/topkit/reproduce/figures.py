@@ -26,10 +26,11 @@ from topkit.train.statistics import Estimate, estimate
 SIZE = (6.4, 3.8)
 FORMATS = ("svg", "png")
 LOOK = {**SETTINGS, "grid.color": "#d9dce1"}
-TITLED = {"model": "{}", "epochs": "{} epochs"}
-"""What titles tell of a protocol."""
 EVEN = 8
 """Places whose largest gap is this many times the smallest one are drawn at even distances."""
+MARKS = (*MARKERS, "P", "X")
+MARKED = 8
+"""So many points of a curve have a marker."""
 STYLES = ("-", "--", ":")
 """Of the methods that have the same loss."""
 
@@ -113,7 +114,8 @@ def _curves(results: Results, part: Settings) -> Figure | None:
             for epoch, shares in enumerate(zip(*curves, strict=False), start=1)
         ]
         drawn = drawn or bool(points)
-        _line(axes, points, str(line), {**look, "marker": ""})
+        every = max(1, len(points) // MARKED)
+        _line(axes, points, str(line), {**look, "markevery": every, "markersize": 4})
     return _finished(figure, axes) if drawn else None
 
 
@@ -147,7 +149,7 @@ def shared_name(labels: Sequence[str]) -> tuple[str, list[str]]:
 def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
     """By loss, as in reports, and dashed if it is there before; else all from dark to light."""
     losses = [plan.methods.get(str(line), {}).get("loss") for line in lines]
-    markers = [MARKERS[number % len(MARKERS)] for number in range(len(lines))]
+    markers = [MARKS[number % len(MARKS)] for number in range(len(lines))]
     before = [losses[:number].count(loss) for number, loss in enumerate(losses)]
     if max(before) >= len(STYLES) or not set(losses) <= set(COLOURS):
         shades = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(lines)).numpy())
@@ -161,7 +163,9 @@ def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
 def _axes(results: Results, title: str, horizontal: str, vertical: str) -> tuple[Figure, Axes]:
     """Axes with a title that says what ours is."""
     protocol = results.record["protocol"]
-    shared = [form.format(protocol[name]) for name, form in TITLED.items() if name in protocol]
+    shared = [protocol["model"]] if "model" in protocol else []
+    if "epochs" in protocol:
+        shared.append(f"{protocol['epochs']} epoch{'s' * (protocol['epochs'] != 1)}")
     title += "\n" + ", ".join([f"ours: preset {results.record['preset']}", *shared])
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
@@ -206,5 +210,6 @@ def legend_beside(axes: Axes) -> None:
 
 
 def _finished(figure: Figure, axes: Axes) -> Figure:
-    legend_beside(axes)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        legend_beside(axes)
     return figure

@@ -42,7 +42,7 @@ class LevelSets(Experiment):
     """Loss landscapes, with the exact expectation as the limit of infinitely many samples."""
 
     name = "level-sets"
-    title = "level sets of all losses on the simplex, for three labels"
+    title = "Level sets of all losses on the simplex, for three labels"
     papers = ("Garcin 2022, Figures 1, 4, 5 and 6",)
     goes_on = False
 

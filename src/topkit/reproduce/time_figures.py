@@ -80,9 +80,10 @@ def draw_algorithms(record: Record, folder: Path) -> list[Path]:
             forward.set(title="forward", ylabel="ms")
             backward.set(title="backward")
             legend: dict[str, Artist] = {}
-            for axes in (forward, backward):
+            for axes, pass_ in ((forward, "forward"), (backward, "backward")):
                 lines, names = axes.get_legend_handles_labels()
-                legend |= dict(zip(names, lines, strict=True))
+                named = [f"{name} ({pass_})" if name in PAPER else name for name in names]
+                legend |= dict(zip(named, lines, strict=True))
             figure.legend(
                 legend.values(), legend.keys(), loc="outside lower center", ncols=2, fontsize=8
             )

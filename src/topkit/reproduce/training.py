@@ -42,6 +42,8 @@ class TrainingExperiment(Experiment):
         plan: what its file says.
     """
 
+    takes = ("data", "at_once", "most")
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.name, self.title, self.papers = plan.name, plan.title, plan.papers
@@ -53,7 +55,10 @@ class TrainingExperiment(Experiment):
     def run(self, request: Request) -> Record:
         """Train what the record lacks; it is written with every run that ends."""
         preset, folder, data, images = request.preset, request.folder, None, None
-        if "data" not in self.plan.presets[preset].settings:
+        if "data" in self.plan.presets[preset].settings:
+            if request.data is not None:
+                raise ValueError(f"the preset {preset} makes its own images: leave --data out")
+        else:
             images = check_data(self.plan.data, request.data)
             data = None if request.data is None else request.data.resolve()
         runs = planned_runs(self.plan, preset, data)

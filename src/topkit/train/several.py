@@ -263,7 +263,8 @@ def _follow(
                 if console is not None:
                     bar.update(tasks[str(folder)], visible=False)
                     rest = len(pending)
-                    console.print(f"{names[folder]}: {result_line(folder)}  ({rest} to go)")
+                    said = f"{names[folder]}: {result_line(folder)}  ({rest} to go)"
+                    console.print(said, soft_wrap=True)
     return failed
 
 
