@@ -315,9 +315,7 @@ def test_bad_records(tmp_path):
         load_record(tmp_path / "a.json")
     for content in ("[]", '{"experiment": "toy"}'):
         (tmp_path / "a.json").write_text(content)
-        with pytest.raises(
-            ValueError, match=r"it lacks .*: move it away"
-        ):
+        with pytest.raises(ValueError, match=r"it lacks .*: move it away"):
             load_record(tmp_path / "a.json")
 
 

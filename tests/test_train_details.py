@@ -49,12 +49,11 @@ def test_all_epochs(whole):
 
 
 def test_epochs_before_an_interruption_are_kept(whole, tmp_path, monkeypatch):
-    """Lightning's own log forgets them."""
+    """Lightning's own log forgets them, and the first steps of the one that was broken off."""
     run = tmp_path / "run"
     train_until(monkeypatch, 14, RECIPE, run)
     train(RECIPE, run, dataset=toy(), resume=True)
-    assert epochs(run)[:2] == epochs(whole)[:2]
-    assert epochs(run)[2]["validation/top2"] == epochs(whole)[2]["validation/top2"]
+    assert epochs(run) == epochs(whole)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "hinge", "noised", "smooth"])

@@ -18,6 +18,9 @@ from topkit.metrics import TopKAccuracy
 from topkit.train.batches import Batch
 from topkit.train.recipe import Recipe
 
+COUNTS = ("hits", "samples")
+"""Of :class:`TopKAccuracy`."""
+
 
 class Classifier(L.LightningModule):
     """A network and a loss, trained by a recipe.
@@ -50,6 +53,8 @@ class Classifier(L.LightningModule):
         self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
         self.epochs: list[dict[str, float]] = []
         """What was logged in each epoch."""
+        self.sums: dict[str, Tensor] = {}
+        """Of the epoch so far: what is logged of training in the mean, times samples; samples."""
         self.began = time.perf_counter()
         """When training began; earlier by what it took before an interruption."""
         ks = tuple(dict.fromkeys((1, recipe.k)))
@@ -108,17 +113,35 @@ class Classifier(L.LightningModule):
         """Log the accuracies of the epoch, and keep what was logged."""
         self._log_accuracy("train")
         logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        for name, sums in self.sums.items():  # Lightning's are of the steps since it was continued
+            total, samples = self._of_all_processes(sums)
+            logged[name] = float(total / samples)
+        self.sums = {}
         self.epochs.append({"epoch": self.current_epoch + 1, **logged})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what was logged: Lightning deletes its log when a run is continued."""
+        """Save what was logged, and what is to be: Lightning forgets it if a run is continued."""
         checkpoint["epochs"] = self.epochs
         checkpoint["seconds"] = time.perf_counter() - self.began
+        accuracy = self._accuracy("train")
+        counts = {name: getattr(accuracy, name) for name in COUNTS}
+        checkpoint["epoch_so_far"] = {
+            name: self._of_all_processes(each).cpu() for name, each in (self.sums | counts).items()
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with it."""
+        """Go on with it; what all processes have seen, one of them has now."""
         self.epochs = checkpoint.get("epochs", [])
         self.began = time.perf_counter() - checkpoint.get("seconds", 0.0)
+        if self.global_rank == 0:
+            found = {n: v.to(self.device) for n, v in checkpoint.get("epoch_so_far", {}).items()}
+            self.sums = {name: each for name, each in found.items() if name not in COUNTS}
+            for name in found.keys() & set(COUNTS):
+                setattr(self._accuracy("train"), name, found[name])
+
+    def _of_all_processes(self, sums: Tensor) -> Tensor:
+        summed: Tensor = self.trainer.strategy.reduce(sums.clone(), reduce_op="sum")
+        return summed
 
     def on_validation_epoch_end(self) -> None:
         """Log the accuracies of the epoch."""
@@ -157,6 +180,9 @@ class Classifier(L.LightningModule):
 
     def _log_mean(self, name: str, value: Tensor, samples: int) -> None:
         self.log(name, value, on_step=False, on_epoch=True, batch_size=samples, sync_dist=True)
+        if name.startswith("train"):
+            both = torch.stack((value * samples, torch.full_like(value, samples)))
+            self.sums[name] = self.sums[name] + both if name in self.sums else both
 
     def _see_gradient(self, gradient: Tensor) -> None:
         self.share = (gradient != 0).float().mean()
