@@ -1,6 +1,7 @@
 """The command line: a run from a file, continued, listed; errors are one sentence."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -139,3 +140,15 @@ def test_evaluate(monkeypatch, capsys, npz, tmp_path):
     assert "marginals" in capsys.readouterr().out
     assert run(monkeypatch, "evaluate", str(tmp_path)) == 2
     assert "there is no run in" in capsys.readouterr().err
+
+
+def test_the_command_begins_without_lightning():
+    """It takes longer to import than all of topkit, and most commands do without."""
+    script = (
+        "import sys, topkit.cli, topkit.train\n"
+        "assert not {'lightning', 'torchmetrics', 'matplotlib'} & sys.modules.keys()\n"
+        "assert all(hasattr(topkit.train, name) for name in topkit.train.__all__)\n"
+        "assert set(topkit.train.__all__) == set(topkit.train.PLACES) <= set(dir(topkit.train))\n"
+        "assert not hasattr(topkit.train, 'nothing')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
