@@ -53,7 +53,7 @@ class Classifier(L.LightningModule):
         self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
         self.epochs: list[dict[str, float]] = []
         """What was logged in each epoch."""
-        self.sums: dict[str, Tensor] = {}
+        self.sums: dict[str, tuple[Tensor, float]] = {}
         """Of the epoch so far: what is logged of training in the mean, times samples; samples."""
         self.began = time.perf_counter()
         """When training began; earlier by what it took before an interruption."""
@@ -113,9 +113,9 @@ class Classifier(L.LightningModule):
         """Log the accuracies of the epoch, and keep what was logged."""
         self._log_accuracy("train")
         logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        for name, sums in self.sums.items():  # Lightning's are of the steps since it was continued
-            total, samples = self._of_all_processes(sums)
-            logged[name] = float(total / samples)
+        for name in self.sums:  # Lightning's are of the steps since it was continued
+            total, samples = self._of_all_processes(self._sums(name)).tolist()
+            logged[name] = total / samples
         self.sums = {}
         self.epochs.append({"epoch": self.current_epoch + 1, **logged})
 
@@ -123,10 +123,10 @@ class Classifier(L.LightningModule):
         """Save what was logged, and what is to be: Lightning forgets it if a run is continued."""
         checkpoint["epochs"] = self.epochs
         checkpoint["seconds"] = time.perf_counter() - self.began
-        accuracy = self._accuracy("train")
-        counts = {name: getattr(accuracy, name) for name in COUNTS}
+        so_far = {name: getattr(self._accuracy("train"), name) for name in COUNTS}
+        so_far |= {name: self._sums(name) for name in self.sums}
         checkpoint["epoch_so_far"] = {
-            name: self._of_all_processes(each).cpu() for name, each in (self.sums | counts).items()
+            name: self._of_all_processes(each).cpu() for name, each in so_far.items()
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -134,10 +134,15 @@ class Classifier(L.LightningModule):
         self.epochs = checkpoint.get("epochs", [])
         self.began = time.perf_counter() - checkpoint.get("seconds", 0.0)
         if self.global_rank == 0:
-            found = {n: v.to(self.device) for n, v in checkpoint.get("epoch_so_far", {}).items()}
-            self.sums = {name: each for name, each in found.items() if name not in COUNTS}
-            for name in found.keys() & set(COUNTS):
-                setattr(self._accuracy("train"), name, found[name])
+            for name, each in checkpoint.get("epoch_so_far", {}).items():
+                if name in COUNTS:
+                    setattr(self._accuracy("train"), name, each.to(self.device))
+                else:
+                    self.sums[name] = each[0].to(self.device), each[1].item()
+
+    def _sums(self, name: str) -> Tensor:
+        total, samples = self.sums[name]
+        return torch.stack((total, torch.full_like(total, samples)))
 
     def _of_all_processes(self, sums: Tensor) -> Tensor:
         summed: Tensor = self.trainer.strategy.reduce(sums.clone(), reduce_op="sum")
@@ -181,8 +186,8 @@ class Classifier(L.LightningModule):
     def _log_mean(self, name: str, value: Tensor, samples: int) -> None:
         self.log(name, value, on_step=False, on_epoch=True, batch_size=samples, sync_dist=True)
         if name.startswith("train"):
-            both = torch.stack((value * samples, torch.full_like(value, samples)))
-            self.sums[name] = self.sums[name] + both if name in self.sums else both
+            total, before = self.sums.get(name, (torch.zeros_like(value), 0.0))
+            self.sums[name] = torch.add(total, value, alpha=samples), before + samples
 
     def _see_gradient(self, gradient: Tensor) -> None:
         self.share = (gradient != 0).float().mean()
