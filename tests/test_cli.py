@@ -148,7 +148,7 @@ def test_the_command_begins_without_lightning():
         "import sys, topkit.cli, topkit.train\n"
         "assert not {'lightning', 'torchmetrics', 'matplotlib'} & sys.modules.keys()\n"
         "assert all(hasattr(topkit.train, name) for name in topkit.train.__all__)\n"
-        "assert set(topkit.train.__all__) == set(topkit.train.PLACES) <= set(dir(topkit.train))\n"
+        "assert set(topkit.train.__all__) == {*topkit.train.MODULE_OF} <= {*dir(topkit.train)}\n"
         "assert not hasattr(topkit.train, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

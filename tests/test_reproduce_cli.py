@@ -74,6 +74,12 @@ def test_list(monkeypatch, capsys):
         (["review", "--show", f"{RECORDS}/level-sets-fast.json"], "is a record of level-sets"),
         (["--show", "nothing.json"], "there is no record nothing.json"),
         (["--show", "."], "is a folder: give the record in it"),
+        (["--list", "--most", "2"], "--most are for experiments that run: name one"),
+        (["--show", f"{RECORDS}/review-fast.json", "--data", "x"], "for experiments that run"),
+        (
+            ["--show", f"{RECORDS}/review-fast.json", "--folder", "/proc/nowhere"],
+            "cannot write into /proc/nowhere",
+        ),
         (["longtail", "--preset", "smoke", "--data", "x"], "its own images: leave --data out"),
         (["level-sets", "--most", "2"], "level-sets has no use for --most: leave it out"),
         (["algorithms", "--at-once", "2"], "algorithms has no use for --at-once"),

@@ -119,7 +119,9 @@ def test_smoke(tmp_path):
     assert "is kept" in said.get()
     assert path.read_text() == written
     path.write_text(written.replace('"batch": 4', '"batch": 8'))
-    with pytest.raises(ValueError, match="of another protocol: choose another --folder"):
+    with pytest.raises(
+        ValueError, match=r"another protocol \(batch was 8 and is 4\): choose another"
+    ):
         EXPERIMENT.run(Request("smoke", tmp_path))
     path.write_text(written.replace('"epoch-time"', '"level-sets"'))
     with pytest.raises(ValueError, match="is a record of level-sets"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from image_folders import write_folder
+from test_train_details import epochs
 from test_train_engine import assert_same_weights, weights
 from topkit.train.sharding import Sharded, strategy
 
@@ -37,6 +38,11 @@ torch.distributed.barrier()
 last.write_bytes(b"broken")
 torch.distributed.barrier()
 t.train(sharded, folder / "part", dataset=t.toy(), resume=True)
+with pytest.MonkeyPatch.context() as patched:
+    t.stop_at(patched, 8, None)
+    with pytest.raises(t.Interrupted):
+        t.train(plain, folder / "ddp-part", dataset=t.toy())
+t.train(plain, folder / "ddp-part", dataset=t.toy(), resume=True)
 """
 
 
@@ -84,6 +90,10 @@ def test_two_processes(tmp_path):
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     assert (tmp_path / "fsdp" / "result.json").exists()
     assert_same_weights(tmp_path / "fsdp", tmp_path / "part")
+    for whole, part in (("fsdp", "part"), ("ddp", "ddp-part")):
+        for one, other in zip(epochs(tmp_path / whole), epochs(tmp_path / part), strict=True):
+            for name in ("train/loss", "train/gradient", "train/top1", "train/top2"):
+                assert other[name] == pytest.approx(one[name], abs=1e-6)
     plain = weights(tmp_path / "ddp")
     assert plain.keys() == weights(tmp_path / "fsdp").keys()
     for name, value in weights(tmp_path / "fsdp").items():

@@ -280,6 +280,8 @@ def reproduce_command(
     from topkit.reproduce.command import experiment, listing, run_experiment, show_record
     from topkit.train.trainer import Interrupted
 
+    if (show is not None or list or name is None) and (data, at_once, most) != (None, 1, None):
+        raise ValueError("--data, --at-once and --most are for experiments that run: name one")
     if show is not None:
         record = load_record(show)
         if name not in (None, record["experiment"]):

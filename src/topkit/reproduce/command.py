@@ -68,8 +68,9 @@ def run_experiment(name: str, request: Request, console: Console) -> None:
 def show_record(record: Record, folder: Path, console: Console) -> None:
     """Print the tables of a record, and draw its figures in a folder."""
     chosen = experiment(record["experiment"])
+    tables = chosen.show(record)
     check_writable(folder)
-    for table in chosen.show(record):
+    for table in tables:
         table.box, table.padding = HORIZONTALS, (0, 1, 0, 0)  # six losses in 80 columns
         console.print(table)
         console.print()

@@ -15,12 +15,14 @@ from topkit.reproduce.experiment import (
     Experiment,
     Record,
     Request,
+    changes,
+    check_rows,
     load_same,
     new_record,
     record_path,
     save_record,
 )
-from topkit.reproduce.step_time import OF_WHAT, Loss, Setting, epoch_seconds, ratio
+from topkit.reproduce.step_time import HOW_TIMED, Loss, Setting, epoch_seconds, ratio
 from topkit.train.study_losses import PublishedTopKLoss, published_is_installed
 
 SETTINGS = {
@@ -64,16 +66,18 @@ class EpochTime(Experiment):
         setting, path = SETTINGS[preset], record_path(folder, self.name, preset)
         protocol = {
             **asdict(setting),
-            "what": f"seconds of an epoch of training steps, all on one batch {OF_WHAT}; medians "
+            "what": f"seconds of an epoch of training steps, all on one batch {HOW_TIMED}; medians "
             "over rounds, ratios to cross-entropy of the same round",
             "goal": f"at most {100 * GOAL:g} % longer than cross-entropy",
         }
         record = new_record(self.name, preset, protocol)
         if path.exists():
             kept = load_same(path, record)
-            if kept["protocol"] != record["protocol"]:
+            now = asdict(setting)
+            if changed := changes({name: kept["protocol"].get(name) for name in now}, now):
                 raise ValueError(
-                    f"{path} is of another protocol: choose another --folder, or move it away"
+                    f"{path} is of another protocol ({changed}): choose another --folder, or move "
+                    "it away"
                 )
             request.say(f"{path} is kept: remove it to measure again.")
             return kept
@@ -93,6 +97,7 @@ class EpochTime(Experiment):
 
     def show(self, record: Record) -> list[Table]:
         """Times beside cross-entropy's, in the median and at best, and seconds of the paper."""
+        check_rows(record, ("loss", "k", "seconds", "ratio", "rounds"))
         lengths = sorted({row["k"] for row in record["rows"]})
         found = {(row["loss"], row["k"]): row for row in record["rows"]}
         titles = [f"K = {k}" for k in lengths]

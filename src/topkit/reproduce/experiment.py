@@ -15,6 +15,7 @@ from topkit._checks import check_count
 from topkit._files import write_whole
 from topkit._provenance import commit, versions
 from topkit.train.details import hardware
+from topkit.train.finished import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 PRESETS = ("paper", "fast", "smoke")
 RECORD = ("experiment", "preset", "protocol", "rows", "not_run", "versions", "hardware", "commit")
 """What every record has."""
-MEND = "move it away, and the command makes it again from the runs beside it"
-KINDS = {"protocol": dict, "rows": list, "not_run": list, "versions": dict}
+TYPES = {"protocol": dict, "rows": list, "not_run": list, "versions": dict}
 Record = dict[str, Any]
 
 
@@ -174,16 +174,16 @@ def load_record(path: Path) -> Record:
     try:
         record = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): {MEND}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     wrong = f"{path} is no record of topkit reproduce"
     lacking = [key for key in RECORD if not isinstance(record, dict) or key not in record]
     if lacking:
-        raise ValueError(f"{wrong}, it lacks {', '.join(lacking)}: {MEND}")
-    for key, kind in KINDS.items():
+        raise ValueError(f"{wrong}: it lacks {', '.join(lacking)}")
+    for key, kind in TYPES.items():
         if not isinstance(record[key], kind):
-            raise ValueError(f"{wrong}, its {key} is {record[key]!r:.60}: {MEND}")
+            raise ValueError(f"{wrong}: its {key} is {record[key]!r:.60}")
     if record["preset"] not in PRESETS:
-        raise ValueError(f"{wrong}, there is no preset {record['preset']!r}: {MEND}")
+        raise ValueError(f"{wrong}: there is no preset {record['preset']!r}")
     return dict(record)
 
 
@@ -198,6 +198,20 @@ def load_same(path: Path, record: Record) -> Record:
     return old
 
 
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What became of settings, in words.
+
+    Example:
+        >>> changes({"k": 5, "epochs": 3}, {"k": 5, "epochs": 4})
+        'epochs was 3 and is 4'
+    """
+    changed = [name for name in before if name not in now or before[name] != now[name]]
+    return "; ".join(
+        f"{name} was {shown(before[name])} and is {shown(now[name]) if name in now else 'gone'}"
+        for name in changed
+    )
+
+
 def check_rows(record: Record, keys: Iterable[str]) -> None:
     """Require that all rows of a record have these keys."""
     for number, row in enumerate(record["rows"], start=1):
@@ -205,7 +219,7 @@ def check_rows(record: Record, keys: Iterable[str]) -> None:
         if lacking:
             raise ValueError(
                 f"the record of {record['experiment']}, preset {record['preset']}, is damaged: "
-                f"its row {number} lacks {', '.join(lacking)}; {MEND}"
+                f"its row {number} lacks {', '.join(lacking)}"
             )
 
 

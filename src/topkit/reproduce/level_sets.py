@@ -10,7 +10,14 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from topkit.reproduce.experiment import Experiment, Record, Request, new_record, save_record
+from topkit.reproduce.experiment import (
+    Experiment,
+    Record,
+    Request,
+    check_rows,
+    new_record,
+    save_record,
+)
 from topkit.reproduce.landscapes import landscape, rescaled, simplex
 
 GRIDS = {"paper": 60, "fast": 40, "smoke": 12}
@@ -74,6 +81,7 @@ class LevelSets(Experiment):
 
     def show(self, record: Record) -> list[Table]:
         """What can be said in numbers: the range, and how much of the simplex is at the minimum."""
+        check_rows(record, ("figure", "k", "loss", "low", "high"))
         table = Table("figure", "K", "loss", "parameters", "lowest", "highest", "at the lowest")
         for row in record["rows"]:
             share = (unpacked(row) == 0).double().mean().item()

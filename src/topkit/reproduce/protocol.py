@@ -10,9 +10,7 @@ from topkit.train.finished import shown
 from topkit.train.recipe import Recipe
 
 ALWAYS = ("epochs", "batch_size", "learning_rate", "schedule", "weight_decay")
-"""Settings of training that are said even where they are the usual ones."""
-MOSTLY = ("epochs", "schedule", "cutmix")
-"""Settings that are said even where methods differ in them."""
+"""Settings of training that are said even where they are the usual ones, or methods differ."""
 PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
 """Parts of a protocol that are sentences."""
 
@@ -20,7 +18,9 @@ PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
 def made_by(record: Record) -> str:
     """Protocol, hardware, versions and commit, and how much is missing, in a paragraph."""
     usual, protocol = asdict(Recipe()), record["protocol"]
-    unused = () if protocol.get("schedule") == "steps" else ("milestones",)
+    unused = [] if protocol.get("schedule") == "steps" else ["milestones"]
+    if protocol.get("data_options"):  # images that are made have their own split
+        unused.append("validation")
     said = [
         f"{name.replace('_', ' ')} {shown(value)}"
         for name, value in protocol.items()
@@ -28,7 +28,8 @@ def made_by(record: Record) -> str:
         and name not in (*unused, *PROSE)
         and not isinstance(value, dict)
     ]
-    said += [each for name in MOSTLY if name not in protocol and (each := differing(record, name))]
+    apart = [name for name in (*ALWAYS, "cutmix") if name not in protocol]
+    said += [each for name in apart if (each := differing(record, name))]
     parts = [f"Preset {record['preset']}" + (f": {', '.join(said)}." if said else ".")]
     parts += [f"{title}{protocol[name]}." for name, title in PROSE.items() if name in protocol]
     parts.append(made_where(record))
@@ -50,4 +51,5 @@ def differing(record: Record, name: str) -> str:
 
 def made_where(record: Record) -> str:
     """Hardware, version and commit."""
-    return f"{record['hardware']}, torch {record['versions']['torch']}, commit {record['commit']}."
+    torch = record["versions"].get("torch", "unknown")
+    return f"{record['hardware']}, torch {torch}, commit {record['commit']}."

@@ -14,12 +14,12 @@ from statistics import median
 import torch
 from rich.table import Table
 
-from topkit._provenance import commit, said
+from topkit._provenance import commit
 from topkit.reproduce.cells import named
 from topkit.reproduce.experiment import Record, Request, device, save_record
 from topkit.reproduce.grid import Planned, planned_runs
 from topkit.reproduce.plan import Plan
-from topkit.reproduce.step_time import OF_WHAT, Loss, Setting, epoch_seconds, ratio
+from topkit.reproduce.step_time import HOW_TIMED, Loss, Setting, epoch_seconds, ratio
 from topkit.reproduce.training import TrainingExperiment, fill
 from topkit.train.criterion import build_loss
 from topkit.train.details import hardware
@@ -65,8 +65,9 @@ class Review(TrainingExperiment):
 
     def show(self, record: Record) -> list[Table]:
         """Accuracies, rows that were not finite, and times."""
+        tables = super().show(record)
         more = [overflow_table(record), time_table(record)]
-        return [*super().show(record), *(table for table in more if table.row_count)]
+        return [*tables, *(table for table in more if table.row_count)]
 
 
 def without(plan: Plan, method: str) -> Plan:
@@ -155,11 +156,18 @@ def time_table(record: Record) -> Table:
     """Epochs beside those with cross-entropy."""
     table = Table("method", "seconds", "cross-entropy = 1", title="Epoch of training steps")
     timed = {row["method"]: row["timed"] for row in record["rows"] if "timed" in row}
-    images, where, commits = (
-        said(f"{each[key]:,}" if key == "images" else each[key] for each in timed.values())
-        for key in ("images", "hardware", "commit")
-    )
-    table.caption = f"{images} images, all steps on one batch {OF_WHAT}; {where}, commit {commits}."
+    if BASE in timed:
+        base = timed[BASE]
+        table.caption = (
+            f"{base['images']:,} images, all steps on one batch {HOW_TIMED}; {base['hardware']}, "
+            f"commit {base['commit']}."
+        )
     for name, each in timed.items():
-        table.add_row(name, f"{each['seconds']:.4g}", f"{each['ratio']:.3g}")
+        other = f" ({each['hardware']}, {each['commit']})" if differs(each, timed) else ""
+        table.add_row(name + other, f"{each['seconds']:.4g}", f"{each['ratio']:.3g}")
     return table
+
+
+def differs(one: Record, timed: dict[str, Record]) -> bool:
+    """Whether a method was timed elsewhere than cross-entropy, beside cross-entropy there."""
+    return any(one[key] != timed.get(BASE, one)[key] for key in ("hardware", "commit"))

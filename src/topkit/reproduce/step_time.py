@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 SLOW, PART = 5, 10
 """A loss whose step takes so many times the fastest one's is timed on one in so many steps."""
-OF_WHAT = (
+HOW_TIMED = (
     "of random images that lies on the device, without loading and validation; losses in turn, in "
     f"changing order, those {SLOW} times as slow as the fastest with one step in {PART}"
 )

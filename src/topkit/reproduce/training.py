@@ -14,6 +14,7 @@ from topkit.reproduce.experiment import (
     Experiment,
     Record,
     Request,
+    changes,
     check_rows,
     load_same,
     new_record,
@@ -26,12 +27,14 @@ from topkit.reproduce.rows import row_of
 from topkit.reproduce.tables import show_tables
 from topkit.train.details import digest
 from topkit.train.engine import RECIPE, train
-from topkit.train.finished import shown
 from topkit.train.recipe import Recipe
 from topkit.train.several import is_finished, raise_failed, result_line, train_all
 from topkit.train.trainer import Interrupted
 
-ROW = ("run", "method", "seed", "settings", "test", "validation", "training", "gradient", "curves")
+ROW = (
+    *("run", "method", "seed", "settings", "test", "validation", "training", "gradient", "curves"),
+    *("hardware", "commit"),
+)
 """What every row has."""
 
 
@@ -166,10 +169,18 @@ def rows_before(
     """The rows of an earlier record, if they have the settings that are asked for now.
 
     What a recipe did not have then has its default. Rows that are no longer planned stay if they
-    differ from a planned run of their method in nothing but axes of the grids and the seed.
+    differ from a planned run of their method in nothing but axes of the grids and the seed, or if
+    their method is no longer planned.
     """
-    old, common = load_same(path, record), record["protocol"]
-    check_rows(old, ROW)
+    try:
+        old = load_same(path, record)
+        check_rows(old, ROW)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. If you move it away, runs that are still in {path.parent} are read again, "
+            "and others trained again"
+        ) from error
+    common = record["protocol"]
     axes = {name for grid in plan.presets[record["preset"]].grids for name in grid}
     same = {(run.method, run.seed, repr(recorded(plain(run.recipe)))): run for run in runs}
     rows = {}
@@ -177,11 +188,6 @@ def rows_before(
         before = recorded({**plain(Recipe()), **old["protocol"], **row["settings"]})
         run = same.get((row["method"], row["seed"], repr(before)))
         name = row["run"] if run is None else run.name
-        if row["method"] not in plan.methods:
-            raise ValueError(
-                f"{path} has runs of {row['method']!r}, which is no method of {plan.name}: choose "
-                "another --folder, or move it away"
-            )
         if run is None:
             fixed = {n: v for n, v in before.items() if n not in axes}
             alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
@@ -200,20 +206,6 @@ def rows_before(
 def recorded(settings: Settings) -> Settings:
     """What a record has of all settings of a recipe."""
     return {name: settings[name] for name in sorted(settings) if name not in NOT_RECORDED}
-
-
-def changes(before: Settings, now: Settings) -> str:
-    """What became of settings, in words.
-
-    Example:
-        >>> changes({"k": 5, "epochs": 3}, {"k": 5, "epochs": 4})
-        'epochs was 3 and is 4'
-    """
-    changed = [name for name in before if name not in now or before[name] != now[name]]
-    return "; ".join(
-        f"{name} was {shown(before[name])} and is {shown(now[name]) if name in now else 'gone'}"
-        for name in changed
-    )
 
 
 def check_data(needed: DataNeeded, data: Path | None) -> str | None:

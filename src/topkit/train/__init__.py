@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from topkit.train.several import train_all
     from topkit.train.trainer import Interrupted
 
-PLACES = {
+MODULE_OF = {
     "LOSSES": "criterion",
     "Comparison": "comparison",
     "Guesses": "prediction",
@@ -59,10 +59,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in PLACES:
-        return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+    if name in MODULE_OF:
+        return getattr(import_module(f"{__name__}.{MODULE_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *PLACES]
+    return [*globals(), *MODULE_OF]

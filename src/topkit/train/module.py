@@ -18,7 +18,7 @@ from topkit.metrics import TopKAccuracy
 from topkit.train.batches import Batch
 from topkit.train.recipe import Recipe
 
-COUNTS = ("hits", "samples")
+ACCURACY_COUNTS = ("hits", "samples")
 """Of :class:`TopKAccuracy`."""
 
 
@@ -96,34 +96,41 @@ class Classifier(L.LightningModule):
         loss: Tensor = self.criterion(logits, labels)
         if own < 1:
             loss = own * loss + (1 - own) * self.criterion(logits, others)
-        self._log("train", logits.detach(), labels, loss.detach())
+        self._accuracy("train").update(logits.detach(), labels)
+        self._add("train/loss", loss.detach().float(), len(labels))
         return loss * self.loss_scale
 
     def on_after_backward(self) -> None:
-        """Log the share of the logits whose gradient is not 0."""
-        self._log_mean("train/gradient", self.share, self.recipe.batch_size)
+        """Note the share of the logits whose gradient is not 0."""
+        self._add("train/gradient", self.share, self.recipe.batch_size)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracies of a batch."""
         images, labels = batch
         logits = self(images)
-        self._log("validation", logits, labels, self.criterion(logits, labels))
+        self._accuracy("validation").update(logits, labels)
+        loss = self.criterion(logits, labels).float()
+        self.log("validation/loss", loss, batch_size=len(labels), sync_dist=True)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Log means of the epoch; Lightning's would be of the steps since it was continued."""
+        if self.trainer.is_last_batch:
+            for name in self.sums:
+                total, samples = self._of_all_processes(self._sums(name))
+                self.log(name, total / samples, on_step=False, on_epoch=True, batch_size=1)
+            self.sums = {}
 
     def on_train_epoch_end(self) -> None:
         """Log the accuracies of the epoch, and keep what was logged."""
         self._log_accuracy("train")
         logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        for name in self.sums:  # Lightning's are of the steps since it was continued
-            total, samples = self._of_all_processes(self._sums(name)).tolist()
-            logged[name] = total / samples
-        self.sums = {}
         self.epochs.append({"epoch": self.current_epoch + 1, **logged})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what was logged, and what is to be: Lightning forgets it if a run is continued."""
         checkpoint["epochs"] = self.epochs
         checkpoint["seconds"] = time.perf_counter() - self.began
-        so_far = {name: getattr(self._accuracy("train"), name) for name in COUNTS}
+        so_far = {name: getattr(self._accuracy("train"), name) for name in ACCURACY_COUNTS}
         so_far |= {name: self._sums(name) for name in self.sums}
         checkpoint["epoch_so_far"] = {
             name: self._of_all_processes(each).cpu() for name, each in so_far.items()
@@ -135,7 +142,7 @@ class Classifier(L.LightningModule):
         self.began = time.perf_counter() - checkpoint.get("seconds", 0.0)
         if self.global_rank == 0:
             for name, each in checkpoint.get("epoch_so_far", {}).items():
-                if name in COUNTS:
+                if name in ACCURACY_COUNTS:
                     setattr(self._accuracy("train"), name, each.to(self.device))
                 else:
                     self.sums[name] = each[0].to(self.device), each[1].item()
@@ -179,15 +186,9 @@ class Classifier(L.LightningModule):
         images, order, own = cutmix(images, stream)
         return images, labels[order], own
 
-    def _log(self, split: str, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
-        self._accuracy(split).update(logits, labels)
-        self._log_mean(f"{split}/loss", loss.float(), len(labels))
-
-    def _log_mean(self, name: str, value: Tensor, samples: int) -> None:
-        self.log(name, value, on_step=False, on_epoch=True, batch_size=samples, sync_dist=True)
-        if name.startswith("train"):
-            total, before = self.sums.get(name, (torch.zeros_like(value), 0.0))
-            self.sums[name] = torch.add(total, value, alpha=samples), before + samples
+    def _add(self, name: str, value: Tensor, samples: int) -> None:
+        total, before = self.sums.get(name, (torch.zeros_like(value), 0.0))
+        self.sums[name] = torch.add(total, value, alpha=samples), before + samples
 
     def _see_gradient(self, gradient: Tensor) -> None:
         self.share = (gradient != 0).float().mean()
