@@ -7,8 +7,8 @@ import pytest
 
 SCRIPT = """
 import resource, torch, topkit
-logits = torch.randn(128, 65536, requires_grad=True)
-target = torch.randint(65536, (128,))
+logits = torch.randn({rows}, 65536, requires_grad=True)
+target = torch.randint(65536, ({rows},))
 criterion = {criterion}
 small = torch.randn(2, 65536, requires_grad=True)
 criterion(small, target[:2]).backward()
@@ -32,6 +32,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size)
     ],
 )
 def test_at_most_three_tensors_of_the_logits_size(criterion):
-    run = [sys.executable, "-c", SCRIPT.format(criterion=criterion)]
+    rows = 64 if "k=40" in criterion else 128  # it is slow
+    run = [sys.executable, "-c", SCRIPT.format(criterion=criterion, rows=rows)]
     tensors = float(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
     assert tensors < 3.3, f"{tensors:.1f} tensors of the logits' size"  # 0.3: the allocator's slack

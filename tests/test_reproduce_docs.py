@@ -7,7 +7,7 @@ from benchmarks import reproduce_tables
 from benchmarks.environment import ROOT
 from benchmarks.tables import filled, tables
 
-from topkit.reproduce import EXPERIMENTS, save_record
+from topkit.reproduce import EXPERIMENTS, figures, save_record
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
 
@@ -29,6 +29,7 @@ def test_every_experiment_has_a_place():
 def test_pages_have_what_the_records_say(tmp_path, monkeypatch):
     """``python -m benchmarks tables`` would change nothing."""
     monkeypatch.setattr(reproduce_tables, "IMAGES", tmp_path)
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))  # which is what pages show
     texts = dict(tables())
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         page = path.read_text("utf-8")

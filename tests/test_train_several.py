@@ -185,17 +185,29 @@ def test_an_error_here_stops_the_runs(recipes, tmp_path):
     assert [(run / "result.json").exists() for run in runs] == [True, False, False]
 
 
+@pytest.fixture(scope="module")
+def longer(recipes, tmp_path_factory):
+    """Runs that take a while, finished."""
+    runs = in_folders(
+        [recipe.with_changes({"epochs": 30}) for recipe in recipes],
+        tmp_path_factory.mktemp("longer"),
+    )
+    for run, recipe in runs.items():
+        train(recipe, run)
+    return runs
+
+
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize("killed", [False, True])
-def test_ctrl_c(recipes, whole, tmp_path, killed):
+def test_ctrl_c(longer, tmp_path, killed):
     """All runs stop with a checkpoint, also if the process that began them is killed.
 
     The same call goes on, to the same weights.
     """
-    longer = [recipe.with_changes({"epochs": 30}) for recipe in recipes]
-    runs = in_folders(longer, tmp_path)
-    waiting = in_folders([longer[0].with_changes({"seed": 2})], tmp_path / "waiting")
+    runs = in_folders(list(longer.values()), tmp_path)
+    recipe = next(iter(runs.values()))
+    waiting = in_folders([recipe.with_changes({"seed": 2})], tmp_path / "waiting")
     everything = {**runs, **waiting}
     process = in_group(everything, tmp_path / "script.py")
     until = time.monotonic() + 120
@@ -212,6 +224,5 @@ def test_ctrl_c(recipes, whole, tmp_path, killed):
     assert not any((run / "result.json").exists() for run in runs)
     assert not any(run.exists() for run in waiting)
     train_all(runs, at_once=2)
-    for (run, recipe), number in zip(runs.items(), range(2), strict=True):
-        train(recipe, tmp_path / f"whole-{number}")
-        assert_same_weights(run, tmp_path / f"whole-{number}")
+    for run, whole in zip(runs, longer, strict=True):
+        assert_same_weights(run, whole)
