@@ -274,6 +274,16 @@ def test_no_table_of_methods_that_a_preset_does_not_have():
     assert "without CutMix" in without
 
 
+def test_no_figure_of_methods_that_a_preset_does_not_have(tmp_path):
+    """Without numbers of the papers there is nothing else to draw, either."""
+    text = TOY.replace("file: noise, title", "file: noise, methods: [other], title")
+    text = text.replace("methods:\n", "methods:\n  other: {loss: focal}\n", 1)
+    grids = "grids: [{noise: 0.0, methods: [smooth]}]"
+    text = text.replace("grids: [{noise: 0.0}]", grids)
+    experiment = TrainingExperiment(toy_plan(text))
+    assert experiment.draw(experiment.begin("smoke"), tmp_path) == []
+
+
 def test_other_data_has_no_published_numbers(experiment):
     assert cells(experiment, experiment.begin("smoke"), 0) == {
         ("0", "cross-entropy"): ["not run"],

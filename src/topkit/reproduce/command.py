@@ -37,12 +37,12 @@ def experiment(name: str) -> Experiment:
 def listing() -> Table:
     """All experiments, with a few words on each."""
     runs = Column("runs", justify="right", no_wrap=True)
-    table = Table(Column("experiment", no_wrap=True), "about", runs, box=HORIZONTALS)
-    table.show_lines = True
-    for name, each in EXPERIMENTS.items():
+    name = Column("experiment", no_wrap=True)
+    table = Table(name, "about", runs, box=HORIZONTALS, show_lines=True)
+    for each in EXPERIMENTS.values():
         numbers = [str(each.runs(preset) or "–") for preset in PRESETS]
         about = f"{escape(each.title)}\n[dim]{escape('; '.join(each.papers))}[/dim]"
-        table.add_row(name, about, " / ".join(numbers))
+        table.add_row(each.name, about, " / ".join(numbers))
     table.caption = f"Runs: networks that are trained, {' / '.join(PRESETS)}."
     return table
 
@@ -50,8 +50,9 @@ def listing() -> Table:
 def run_experiment(name: str, request: Request, console: Console) -> None:
     """Run what is left of an experiment, and show its record; also if only a part was run."""
     chosen = experiment(name)
-    for option, unset in {"data": None, "at_once": 1, "most": None}.items():
-        if getattr(request, option) != unset and option not in chosen.takes:
+    for option in ("data", "at_once", "most"):
+        given = getattr(request, option) != getattr(Request, option)
+        if given and option not in chosen.takes:
             raise ValueError(f"{name} has no use for --{option.replace('_', '-')}: leave it out")
     path = record_path(request.folder, name, request.preset)
     try:

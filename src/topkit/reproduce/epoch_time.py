@@ -15,6 +15,7 @@ from topkit.reproduce.experiment import (
     Experiment,
     Record,
     Request,
+    another_protocol,
     changes,
     check_rows,
     load_same,
@@ -75,10 +76,7 @@ class EpochTime(Experiment):
             kept = load_same(path, record)
             now = asdict(setting)
             if changed := changes({name: kept["protocol"].get(name) for name in now}, now):
-                raise ValueError(
-                    f"{path} is of another protocol ({changed}): choose another --folder, or move "
-                    "it away"
-                )
+                raise another_protocol(path, changed)
             request.say(f"{path} is kept: remove it to measure again.")
             return kept
         losses, left_out = candidates(LENGTHS[preset])

@@ -212,6 +212,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
+def another_protocol(path: Path, changed: str) -> ValueError:
+    """The error of a record whose settings are not those that are asked for."""
+    return ValueError(
+        f"{path} is of another protocol ({changed}): choose another --folder, or move it away"
+    )
+
+
 def check_rows(record: Record, keys: Iterable[str]) -> None:
     """Require that all rows of a record have these keys."""
     for number, row in enumerate(record["rows"], start=1):

@@ -91,8 +91,8 @@ def _against(results: Results, part: Settings) -> Figure | None:
     axes.set_xticks(list(place.values()), ticks)
     if name:
         axes.set_xlabel(name)
-    most = max(sum(cell.ours is not None for cell in each.values()) for each in cells.values())
-    alone = most == 1 < len(values)  # it says nothing of how it depends on the axis
+    drawn = [sum(cell.ours is not None for cell in each.values()) for each in cells.values()]
+    alone = max(drawn, default=0) == 1 < len(values)  # it says nothing of how it depends on it
     return _finished(figure, axes) if run and not alone else None
 
 
@@ -141,7 +141,7 @@ def shared_name(labels: Sequence[str]) -> tuple[str, list[str]]:
         (('τ', ['0', '1']), ('', ['τ = 0', 'hinge']))
     """
     names = {label.rpartition(" = ")[0] for label in labels}
-    if len(names) > 1:
+    if len(names) != 1:
         return "", list(labels)
     return names.pop(), [label.rpartition(" = ")[2] for label in labels]
 
@@ -151,7 +151,7 @@ def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
     losses = [plan.methods.get(str(line), {}).get("loss") for line in lines]
     markers = [MARKS[number % len(MARKS)] for number in range(len(lines))]
     before = [losses[:number].count(loss) for number, loss in enumerate(losses)]
-    if max(before) >= len(STYLES) or not set(losses) <= set(COLOURS):
+    if max(before, default=0) >= len(STYLES) or not set(losses) <= set(COLOURS):
         shades = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(lines)).numpy())
         return [{"color": c, "marker": m} for c, m in zip(shades, markers, strict=True)]
     return [

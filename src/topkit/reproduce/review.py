@@ -47,7 +47,7 @@ class Review(TrainingExperiment):
         folder, runs = request.folder, planned_runs(self.plan, request.preset)
         fill(record, runs, {(row["method"], row["run"]): row for row in record["rows"]})
         there = {row["method"] for row in record["rows"]}
-        timed = {row["method"]: row["timed"] for row in record["rows"] if "timed" in row}
+        timed = times(record)
         can = {run.method for run in planned_runs(trained.plan, request.preset)} & there
         if BASE in there and can - set(timed):
             request.say("Timing epochs of all methods, in turn.")
@@ -89,6 +89,11 @@ def counts(run: Path) -> dict[str, int] | None:
     if any(name not in state for name in found.values()):
         return None
     return {name: int(state[place]) for name, place in found.items()}
+
+
+def times(record: Record) -> dict[str, Record]:
+    """What :func:`time_methods` found for a record."""
+    return {row["method"]: row["timed"] for row in record["rows"] if "timed" in row}
 
 
 def time_methods(runs: list[Planned], request: Request) -> dict[str, Record]:
@@ -155,7 +160,7 @@ def overflow_table(record: Record) -> Table:
 def time_table(record: Record) -> Table:
     """Epochs beside those with cross-entropy."""
     table = Table("method", "seconds", "cross-entropy = 1", title="Epoch of training steps")
-    timed = {row["method"]: row["timed"] for row in record["rows"] if "timed" in row}
+    timed = times(record)
     if BASE in timed:
         base = timed[BASE]
         table.caption = (

@@ -14,6 +14,7 @@ from topkit.reproduce.experiment import (
     Experiment,
     Record,
     Request,
+    another_protocol,
     changes,
     check_rows,
     load_same,
@@ -193,10 +194,7 @@ def rows_before(
             alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
             least = min((changes(fixed, now) for now in alike), key=len, default="")
             if least:
-                raise ValueError(
-                    f"{path} is of another protocol ({name}: {least}): choose another --folder, "
-                    "or move it away"
-                )
+                raise another_protocol(path, f"{name}: {least}")
         settings = {n: v for n, v in before.items() if n not in common or common[n] != v}
         made = {"versions": old["versions"], "images": None, **row}
         rows[row["method"], name] = {**made, "run": name, "settings": settings}

@@ -187,7 +187,9 @@ class Classifier(L.LightningModule):
         return images, labels[order], own
 
     def _add(self, name: str, value: Tensor, samples: int) -> None:
-        total, before = self.sums.get(name, (torch.zeros_like(value), 0.0))
+        if name not in self.sums:
+            self.sums[name] = torch.zeros_like(value), 0.0
+        total, before = self.sums[name]
         self.sums[name] = torch.add(total, value, alpha=samples), before + samples
 
     def _see_gradient(self, gradient: Tensor) -> None:
