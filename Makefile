@@ -39,22 +39,22 @@ format: $(DEV) ## let ruff fix and format the code
 	$(BIN)/ruff format $(CODE)
 
 demo: $(ANY) ## three losses on confused letters, with a report (DEMO_ARGS="--folder DIR")
-	$(BIN)/topkit demo $(DEMO_ARGS)
+	$(BIN)/topklass demo $(DEMO_ARGS)
 
 clean: ## remove .venv, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "topkit needs Python >= 3.10")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "topklass needs Python >= 3.10")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(TRAIN): pyproject.toml | $(BIN)/python
-	@echo "Installing topkit into $(VENV) (the first time this downloads PyTorch) ..."
+	@echo "Installing topklass into $(VENV) (the first time this downloads PyTorch) ..."
 	$(PIP) -e ".[train]"
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	@echo "Installing topkit and its test tools into $(VENV) (the first time this downloads PyTorch) ..."
+	@echo "Installing topklass and its test tools into $(VENV) (the first time this downloads PyTorch) ..."
 	$(PIP) -e ".[dev]"
 	@touch $@

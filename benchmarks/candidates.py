@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import topkit
+import topklass
 from benchmarks import peers
-from topkit import NoisedTopKLoss, SmoothTopKLoss
+from topklass import NoisedTopKLoss, SmoothTopKLoss
 
 K = 5
 EPSILON, SAMPLES = 0.2, 10
 """Noise of the noised losses."""
 
 BASE = "cross-entropy"
-OURS = f"topkit, k = {K}"
+OURS = f"topklass, k = {K}"
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -41,11 +41,11 @@ def on_gpu() -> list[Candidate]:
     return [
         Candidate(BASE, "cross-entropy", F.cross_entropy),
         Candidate(f"{BASE}, compiled", "cross-entropy", compiled(F.cross_entropy)),
-        *(Candidate(f"topkit, k = {k}", "smooth", SmoothTopKLoss(k=k), k) for k in (K, 10, 20, 50)),
+        *(Candidate(f"topklass, k = {k}", "smooth", SmoothTopKLoss(k=k), k) for k in (K, 10, 20, 50)),
         Candidate(f"{OURS}, reference", "smooth", reference(SmoothTopKLoss(k=K))),
-        Candidate("topkit, noised", "noised", noised()),
-        Candidate("topkit, noised exact", "exact", noised(None), most_logits=3e7),
-        Candidate("topkit, noised, reference", "noised", reference(noised())),
+        Candidate("topklass, noised", "noised", noised()),
+        Candidate("topklass, noised exact", "exact", noised(None), most_logits=3e7),
+        Candidate("topklass, noised, reference", "noised", reference(noised())),
         *published(),
     ]
 
@@ -55,9 +55,9 @@ def on_cpu() -> list[Candidate]:
     return [
         Candidate(BASE, "cross-entropy", F.cross_entropy),
         Candidate(f"{BASE}, compiled", "cross-entropy", compiled(F.cross_entropy)),
-        Candidate("topkit", "smooth", SmoothTopKLoss(k=K)),
-        Candidate("topkit, compiled", "smooth", compiled(SmoothTopKLoss(k=K))),
-        Candidate("topkit, noised", "noised", noised()),
+        Candidate("topklass", "smooth", SmoothTopKLoss(k=K)),
+        Candidate("topklass, compiled", "smooth", compiled(SmoothTopKLoss(k=K))),
+        Candidate("topklass, noised", "noised", noised()),
         *published(),
     ]
 
@@ -86,7 +86,7 @@ def reference(loss: Loss) -> Loss:
     """The same loss in plain PyTorch operations."""
 
     def run(logits: Tensor, target: Tensor) -> Tensor:
-        with topkit.use_backend("reference"):
+        with topklass.use_backend("reference"):
             return loss(logits, target)
 
     return run

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from topkit._provenance import commit, processor, versions
+from topklass._provenance import commit, processor, versions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -44,7 +44,7 @@ def describe(device: torch.device) -> dict[str, str]:
     record = {
         "processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
-        **{name: found[name] for name in ("python", "torch", "topkit")},
+        **{name: found[name] for name in ("python", "torch", "topklass")},
         "commit": commit(),
     }
     if device.type == "cuda":

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-import topkit
+import topklass
 from benchmarks import peers
-from topkit.algorithms import (
+from topklass.algorithms import (
     derivatives_recursive,
     esp_summation,
     esp_summation_compensated,
@@ -21,7 +21,7 @@ from topkit.algorithms import (
     log_esp_tree,
     smooth_topk_loss_with,
 )
-from topkit.functional import smooth_topk_loss
+from topklass.functional import smooth_topk_loss
 
 Rows = Callable[[Tensor, Tensor], Tensor]
 """Scores (R, n) and labels (R,) to losses (R,)."""
@@ -52,8 +52,8 @@ def methods(device: torch.device) -> list[Method]:
         by("divide and conquer, bare recursion", log_esp_bare),
         by("divide and conquer, recursion and eq. 60", log_esp_recursive),
         Method("published code", lambda k, tau: peers.smooth(k, tau, per_row=True)),
-        Method("topkit, reference", lambda k, tau: partial(plain, k=k, tau=tau), on_gpu=True),
-        Method("topkit", lambda k, tau: partial(row_losses, k=k, tau=tau)),
+        Method("topklass, reference", lambda k, tau: partial(plain, k=k, tau=tau), on_gpu=True),
+        Method("topklass", lambda k, tau: partial(row_losses, k=k, tau=tau)),
     ]
     return [method for method in found if on_gpu or not method.on_gpu]
 
@@ -79,7 +79,7 @@ def row_losses(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
 
 
 def plain(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    with topkit.use_backend("reference"):
+    with topklass.use_backend("reference"):
         return row_losses(scores, labels, k, tau)
 
 

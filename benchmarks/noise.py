@@ -17,8 +17,8 @@ from benchmarks.environment import describe, write
 from benchmarks.others import Others
 from benchmarks.rows import Row, digits, say
 from benchmarks.timing import forward_backward, medians
-from topkit import NoisedTopKLoss, topk_accuracy
-from topkit.functional import noised_topk_loss
+from topklass import NoisedTopKLoss, topk_accuracy
+from topklass.functional import noised_topk_loss
 
 CPU = torch.device("cpu")
 K = demo.K

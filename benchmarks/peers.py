@@ -1,4 +1,4 @@
-"""The published losses, where their packages are installed (``pip install 'topkit[bench]'``)."""
+"""The published losses, where their packages are installed (``pip install 'topklass[bench]'``)."""
 
 from collections.abc import Callable
 from functools import cache
@@ -51,5 +51,5 @@ def noised(k: int, epsilon: float, samples: int) -> Loss | None:
 def available(package: str) -> bool:
     found = find_spec(package) is not None
     if not found:
-        print(f"{package} is not installed (pip install 'topkit[bench]'): left out", flush=True)
+        print(f"{package} is not installed (pip install 'topklass[bench]'): left out", flush=True)
     return found

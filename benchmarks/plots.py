@@ -31,15 +31,15 @@ METHODS = {
     "divide and conquer, bare recursion": (PINK, "v"),
     "divide and conquer, recursion and eq. 60": (SKY, "P"),
     "published code": (RED, "^"),
-    "topkit": (BLUE, "o"),
+    "topklass": (BLUE, "o"),
     BASE: (BLACK, "x"),
 }
 LOSSES = {
     "published smooth loss": (RED, "^"),
     "published noised loss": (ORANGE, "v"),
-    "topkit, noised": (SKY, "P"),
-    "topkit, k = 20": (PINK, "D"),
-    "topkit, k = 10": (GREEN, "s"),
+    "topklass, noised": (SKY, "P"),
+    "topklass, k = 20": (PINK, "D"),
+    "topklass, k = 10": (GREEN, "s"),
     OURS: (BLUE, "o"),
     f"{BASE}, compiled": (BLACK, "x"),
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.environment import describe, write
 from benchmarks.rows import Row, say
-from topkit import AverageKSets, ConformalSets, TopKSets, predict_topk
+from topklass import AverageKSets, ConformalSets, TopKSets, predict_topk
 
 KS = (1, 3, 5, 10)
 K = 5

@@ -1,4 +1,4 @@
-"""The papers' experiments, from records of ``topkit reproduce`` in ``results/reproduce``."""
+"""The papers' experiments, from records of ``topklass reproduce`` in ``results/reproduce``."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,12 @@ from rich.table import Table
 
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
-from topkit.reproduce import EXPERIMENTS, Experiment, load_record
-from topkit.reproduce.cells import METHOD, Results
-from topkit.reproduce.experiment import record_path
-from topkit.reproduce.protocol import made_by, made_where
-from topkit.reproduce.tables import spread
-from topkit.reproduce.training import TrainingExperiment
+from topklass.reproduce import EXPERIMENTS, Experiment, load_record
+from topklass.reproduce.cells import METHOD, Results
+from topklass.reproduce.experiment import record_path
+from topklass.reproduce.protocol import made_by, made_where
+from topklass.reproduce.tables import spread
+from topklass.reproduce.training import TrainingExperiment
 
 Record = dict[str, Any]
 

@@ -30,9 +30,9 @@ BOUND_SHAPE = (8_192, 32_000)
 BOUND_BYTES = 12
 """The logits are read twice and the gradient is written once, in float32."""
 
-DEFAULTS = (OURS, "topkit, k = 10", "topkit, k = 20", "topkit, noised")
+DEFAULTS = (OURS, "topklass, k = 10", "topklass, k = 20", "topklass, noised")
 """What users get who choose nothing else."""
-ALONE = (BASE, *DEFAULTS, "topkit, k = 50", "topkit, noised exact")
+ALONE = (BASE, *DEFAULTS, "topklass, k = 50", "topklass, noised exact")
 """Timed on the device alone, too, and on logits that are all 0."""
 
 

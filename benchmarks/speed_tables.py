@@ -11,13 +11,13 @@ Record = dict[str, Any]
 COLUMNS = {
     f"{BASE}, compiled": "compiled",
     OURS: "smooth, k = 5",
-    "topkit, k = 10": "k = 10",
-    "topkit, k = 20": "k = 20",
-    "topkit, k = 50": "k = 50",
-    "topkit, noised": "noised",
-    "topkit, noised exact": "noised exact",
+    "topklass, k = 10": "k = 10",
+    "topklass, k = 20": "k = 20",
+    "topklass, k = 50": "k = 50",
+    "topklass, noised": "noised",
+    "topklass, noised exact": "noised exact",
     f"{OURS}, reference": "smooth, k = 5, reference",
-    "topkit, noised, reference": "noised, reference",
+    "topklass, noised, reference": "noised, reference",
     "published smooth loss": "published smooth",
     "published noised loss": "published noised",
 }
@@ -116,7 +116,7 @@ def errors(record: Record) -> str:
         if "gradient_error" in row:
             name = row["loss"].split(",")[0]
             worst[name] = max(worst.get(name, 0.0), row["gradient_error"])
-        elif row["loss"].startswith("topkit"):
+        elif row["loss"].startswith("topklass"):
             noised = max(noised, row["standard_errors"])
     listed = ", ".join(f"{value:.0e} for {name}" for name, value in worst.items())
     return (
@@ -159,9 +159,9 @@ def growth(record: Record) -> str:
     head = (
         "classes",
         "cross-entropy, ms",
-        "topkit, k = 5, ms",
+        "topklass, k = 5, ms",
         "cross-entropy, device alone",
-        "topkit, device alone",
+        "topklass, device alone",
         "ns a logit",
     )
     samples = record["growth"][0]["samples"]
@@ -182,7 +182,7 @@ def dtypes(record: Record) -> str:
         for row in record["dtypes"]
         if row["loss"] == OURS
     ]
-    head = ("N × C", "logits", "topkit, k = 5, ms", "ratio", "memory", "gradient error")
+    head = ("N × C", "logits", "topklass, k = 5, ms", "ratio", "memory", "gradient error")
     return (
         "Forward + backward, ratio to eager `F.cross_entropy` of the same precision; the error "
         f"includes the rounding of the gradient ({hardware(record)}):\n\n" + table(head, rows)

@@ -14,7 +14,7 @@ from benchmarks.environment import describe, place, write
 from benchmarks.others import Others
 from benchmarks.rows import digits
 from benchmarks.verify import relative_error
-from topkit.functional import smooth_topk_loss
+from topklass.functional import smooth_topk_loss
 
 
 def main(device: str, quick: bool) -> None:

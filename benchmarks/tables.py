@@ -43,7 +43,7 @@ def main() -> None:
             path.write_text(after)
             print(f"{path.relative_to(ROOT)}: tables changed")
     if find_spec("matplotlib") is None:
-        print("matplotlib is not installed (pip install 'topkit[bench]'): no plots")
+        print("matplotlib is not installed (pip install 'topklass[bench]'): no plots")
         return
     from benchmarks import plots
 
@@ -64,7 +64,7 @@ def tables() -> Iterator[tuple[str, str]]:
         if record := read(f"study-{place}"):
             yield from ((f"{name}-{place}", render(record)) for name, render in STUDY.items())
     if find_spec("lightning") is None:
-        print("lightning is not installed (pip install 'topkit[train]'): no tables of reproduction")
+        print("lightning is not installed (pip install 'topklass[train]'): no tables of reproduction")
         return
     from benchmarks import reproduce_tables
 

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import topkit
+import topklass
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -193,7 +193,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)  # the matrices are small, and the sums keep their order everywhere
     k, classes = arguments.k, arguments.classes
-    smooth = topkit.SmoothTopKLoss(k=k)
+    smooth = topklass.SmoothTopKLoss(k=k)
     losses: dict[str, Loss] = {
         "CrossEntropyLoss": nn.CrossEntropyLoss(),
         f"{k} × SmoothTopKLoss(k={k})": lambda scores, labels: k * smooth(scores, labels),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from topkit.dispatch import INTERPRETED
+from topklass.dispatch import INTERPRETED
 
 # Triton's interpreter has a process of its own, for the tests of one folder.
 collect_ignore_glob = ["test_*.py"] if INTERPRETED else []

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from topkit.train import Recipe
+from topklass.train import Recipe
 
 CLASSES = ("A", "Ж", "<script>alert('x')</script>", 'quote " & more', "א", "long" * 30)
 RECIPE = Recipe(data="toy", k=2, epochs=3, loss="cross-entropy")
@@ -46,7 +46,7 @@ def write_run(
         "data": {"name": recipe.data},
         "epoch": recipe.epochs - 1,
         "seconds": 12.3,
-        "versions": {"topkit": "1", "torch": "2"},
+        "versions": {"topklass": "1", "torch": "2"},
         "hardware": "a computer",
     }
     folder.mkdir(parents=True)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import topkit
-import topkit.functional as TF
+import topklass
+import topklass.functional as TF
 
 CLASSES = 6
 
@@ -119,7 +119,7 @@ def expected_oracle(
     scale: float,
 ) -> Tensor:
     """With the operator that tests/test_expected.py proves."""
-    rival = topkit.expected_topk(scores, k + 1, epsilon)
+    rival = topklass.expected_topk(scores, k + 1, epsilon)
     return (scale * (of_class(margin, label) + rival - scores[label])).relu()
 
 
@@ -151,7 +151,7 @@ def of_class(margin: float | Tensor, label: int) -> float | Tensor:
 LOSSES = [
     Loss(
         name="smooth",
-        module=topkit.SmoothTopKLoss,
+        module=topklass.SmoothTopKLoss,
         function=TF.smooth_topk_loss,
         oracle=smooth_oracle,
         parameters={"tau": 0.8},
@@ -160,7 +160,7 @@ LOSSES = [
     ),
     Loss(
         name="topk_cross_entropy",
-        module=topkit.TopKCrossEntropyLoss,
+        module=topklass.TopKCrossEntropyLoss,
         function=TF.topk_cross_entropy,
         oracle=topk_cross_entropy_oracle,
         takes_margin=False,
@@ -169,7 +169,7 @@ LOSSES = [
     ),
     Loss(
         name="mixed_topk_cross_entropy",
-        module=topkit.TopKCrossEntropyLoss,
+        module=topklass.TopKCrossEntropyLoss,
         function=TF.topk_cross_entropy,
         oracle=topk_cross_entropy_oracle,
         mixes_k=True,
@@ -179,39 +179,39 @@ LOSSES = [
     ),
     Loss(
         name="hinge",
-        module=topkit.TopKHingeLoss,
+        module=topklass.TopKHingeLoss,
         function=TF.topk_hinge_loss,
         oracle=hinge_oracle,
     ),
     Loss(
         name="convex_hinge",
-        module=topkit.ConvexTopKHingeLoss,
+        module=topklass.ConvexTopKHingeLoss,
         function=TF.convex_topk_hinge_loss,
         oracle=convex_hinge_oracle,
     ),
     Loss(
         name="calibrated_hinge",
-        module=topkit.CalibratedTopKHingeLoss,
+        module=topklass.CalibratedTopKHingeLoss,
         function=TF.calibrated_topk_hinge_loss,
         oracle=calibrated_hinge_oracle,
     ),
     Loss(
         name="noised",
-        module=topkit.NoisedTopKLoss,
+        module=topklass.NoisedTopKLoss,
         function=TF.noised_topk_loss,
         oracle=noised_oracle,
         parameters={"epsilon": 0.5, "samples": 3, "scale": 1.5},
     ),
     Loss(
         name="expected",
-        module=topkit.NoisedTopKLoss,
+        module=topklass.NoisedTopKLoss,
         function=TF.noised_topk_loss,
         oracle=expected_oracle,
         parameters={"epsilon": 0.5, "samples": None, "scale": 1.5},
     ),
     Loss(
         name="ldam",
-        module=topkit.LDAMLoss,
+        module=topklass.LDAMLoss,
         function=TF.ldam_loss,
         oracle=ldam_oracle,
         parameters={"scale": 1.5},
@@ -221,7 +221,7 @@ LOSSES = [
     ),
     Loss(
         name="focal",
-        module=topkit.FocalLoss,
+        module=topklass.FocalLoss,
         function=TF.focal_loss,
         oracle=focal_oracle,
         parameters={"gamma": 2.0},

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from finished_runs import CLASSES, write_run
-from topkit.reproduce.experiment import Record
-from topkit.reproduce.grid import Planned, planned_runs
-from topkit.reproduce.plan import Plan, parse_plan
-from topkit.reproduce.training import TrainingExperiment
+from topklass.reproduce.experiment import Record
+from topklass.reproduce.grid import Planned, planned_runs
+from topklass.reproduce.plan import Plan, parse_plan
+from topklass.reproduce.training import TrainingExperiment
 
 TOY = f"""
-# topkit reproduce toy
+# topklass reproduce toy
 title: a toy
 papers: [Someone 2018, Table 1]
 data: {{name: Toys, classes: {len(CLASSES)}, get: toys.zip from the shop}}

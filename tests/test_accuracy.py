@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import smooth_loss
-from topkit.functional import smooth_topk_loss
-from topkit.operators.esp import smooth_gap
-from topkit.reference import power_sums, tree
-from topkit.reference.limits import LARGEST_K_BY_POWER_SUMS, LARGEST_K_IN_FLOAT32
+from topklass.functional import smooth_topk_loss
+from topklass.operators.esp import smooth_gap
+from topklass.reference import power_sums, tree
+from topklass.reference.limits import LARGEST_K_BY_POWER_SUMS, LARGEST_K_IN_FLOAT32
 
 GRADIENT, LOSS = 5e-6, 1e-6
 TINY = 1e-36  # gradients below it are denormal numbers of float32, or 0

@@ -29,7 +29,7 @@ from esp_oracles import (
     one_large,
     random_scores,
 )
-from topkit.algorithms import (
+from topklass.algorithms import (
     derivative_approximation,
     derivatives_recursive,
     esp_summation,
@@ -38,7 +38,7 @@ from topkit.algorithms import (
     log_esp_tree,
     smooth_topk_loss_with,
 )
-from topkit.algorithms.summation import _two_product, _two_sum
+from topklass.algorithms.summation import _two_product, _two_sum
 
 # Values
 

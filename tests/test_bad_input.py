@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import topkit
+import topklass
 from losses_table import CLASSES, LOSSES, problem
 
 C = CLASSES
@@ -182,13 +182,13 @@ def test_ignore_index_does_not_apply_to_probabilities(loss):
 @pytest.mark.parametrize("tau", [1e-40, 1e300])
 def test_temperature_out_of_float32(tau):
     with raises(ValueError, f"tau={tau}", "1e-30 to 1e30"):
-        topkit.SmoothTopKLoss(tau=tau)
+        topklass.SmoothTopKLoss(tau=tau)
 
 
 def test_numbers_of_numpy():
-    loss = topkit.SmoothTopKLoss(k=np.int64(2), tau=np.float32(0.5), margin=np.float64(1))
+    loss = topklass.SmoothTopKLoss(k=np.int64(2), tau=np.float32(0.5), margin=np.float64(1))
     scores, target = problem((3, C))
-    expected = topkit.SmoothTopKLoss(k=2, tau=0.5)(scores, target)
+    expected = topklass.SmoothTopKLoss(k=2, tau=0.5)(scores, target)
     torch.testing.assert_close(loss(scores, target), expected)
 
 
@@ -264,7 +264,7 @@ def test_target_out_of_range(loss, wrong, label_smoothing):
 # Operators
 
 
-@pytest.mark.parametrize("operator", [topkit.log_esp, topkit.topk_marginals, topkit.noised_topk])
+@pytest.mark.parametrize("operator", [topklass.log_esp, topklass.topk_marginals, topklass.noised_topk])
 class TestOperator:
     @pytest.mark.parametrize("k", [0, -1, 5])
     def test_k_out_of_range(self, operator, k):
@@ -294,35 +294,35 @@ class TestOperator:
 )
 def test_noised_topk_parameter(parameter, value, error, expectation):
     with raises(error, parameter, str(value), expectation):
-        topkit.noised_topk(torch.randn(3, 4), 2, **{parameter: value})
+        topklass.noised_topk(torch.randn(3, 4), 2, **{parameter: value})
 
 
 @pytest.mark.parametrize("shape", [(), (3, C), (3, C, 4), (C, 3, 5), (5, 3, C)], ids=str)
 def test_noise_of_wrong_shape(shape):
     expected = "noise", f"(3, {C}, 5)", str(shape)
     with raises(ValueError, *expected):
-        topkit.noised_topk(torch.randn(3, C), 2, samples=5, noise=torch.zeros(shape))
+        topklass.noised_topk(torch.randn(3, C), 2, samples=5, noise=torch.zeros(shape))
     with raises(ValueError, *expected):
-        module = topkit.NoisedTopKLoss(2, samples=5)
+        module = topklass.NoisedTopKLoss(2, samples=5)
         module(*problem((3, C)), noise=torch.zeros(shape))
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (0,)], ids=str)
 def test_counts_are_a_vector(shape):
     with raises(ValueError, "counts", "one per class", str(shape)):
-        topkit.class_margins(torch.ones(shape))
+        topklass.class_margins(torch.ones(shape))
 
 
 @pytest.mark.parametrize("wrong", [-2.0, nan])
 def test_counts_are_counts(wrong):
     with raises(ValueError, "counts", "negative", str(wrong)):
-        topkit.class_margins(torch.tensor([1.0, wrong]))
+        topklass.class_margins(torch.tensor([1.0, wrong]))
 
 
 @pytest.mark.parametrize("largest", [-0.1, nan, inf])
 def test_largest_margin(largest):
     with raises(ValueError, "largest", "non-negative and finite", str(largest)):
-        topkit.class_margins(torch.tensor([1, 2]), largest)
+        topklass.class_margins(torch.tensor([1, 2]), largest)
 
 
 @pytest.mark.parametrize(
@@ -335,20 +335,20 @@ def test_largest_margin(largest):
 )
 def test_hints_for_targets(target, hint):
     with pytest.raises(ValueError, match=hint):
-        topkit.functional.smooth_topk_loss(torch.zeros(4, 6), target, 2)
+        topklass.functional.smooth_topk_loss(torch.zeros(4, 6), target, 2)
 
 
 def test_hint_for_classes_in_the_last_dimension():
     with pytest.raises(ValueError, match=r"input\.movedim\(-1, 1\)"):
-        topkit.functional.smooth_topk_loss(torch.zeros(4, 7, 6), torch.zeros(4, 7).long(), 2)
+        topklass.functional.smooth_topk_loss(torch.zeros(4, 7, 6), torch.zeros(4, 7).long(), 2)
 
 
 def test_a_mistyped_option_lists_the_right_ones():
     with pytest.raises(TypeError, match=r"no option 'margn'; it takes k, tau, margin, weight"):
-        topkit.SmoothTopKLoss(margn=1.0)
+        topklass.SmoothTopKLoss(margn=1.0)
 
 
 def test_extras_are_found_as_attributes():
-    assert topkit.metrics.TopKAccuracy is not None
+    assert topklass.metrics.TopKAccuracy is not None
     with pytest.raises(AttributeError, match="no attribute 'metric'"):
-        _ = topkit.metric
+        _ = topklass.metric

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from topkit import log_esp, topk_marginals
-from topkit.functional import smooth_topk_loss, topk_hinge_loss
+from topklass import log_esp, topk_marginals
+from topklass.functional import smooth_topk_loss, topk_hinge_loss
 
 INF = math.inf
 TAUS = (0.05, 0.3, 1.0, 5.0)

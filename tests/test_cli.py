@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from topkit import cli, train
-from topkit.train.criterion import LOSSES
+from topklass import cli, train
+from topklass.train.criterion import LOSSES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -35,8 +35,8 @@ def write_patterns(path: Path, noise: float, **more: np.ndarray) -> Path:
 
 
 def run(monkeypatch, *arguments: str) -> int:
-    """The exit status of ``topkit arguments…``."""
-    monkeypatch.setattr(sys, "argv", ["topkit", *arguments])
+    """The exit status of ``topklass arguments…``."""
+    monkeypatch.setattr(sys, "argv", ["topklass", *arguments])
     with pytest.raises(SystemExit) as exit:
         cli.main()
     return exit.value.code or 0
@@ -68,7 +68,7 @@ def test_recipe_and_overriding_options(monkeypatch, npz, tmp_path):
 
 
 def test_interrupted_and_resumed(monkeypatch, capsys, npz, tmp_path):
-    from topkit.train.trainer import StopAfterStep
+    from topklass.train.trainer import StopAfterStep
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
@@ -143,9 +143,9 @@ def test_evaluate(monkeypatch, capsys, npz, tmp_path):
 
 
 def test_the_command_begins_without_lightning():
-    """It takes longer to import than all of topkit, and most commands do without."""
+    """It takes longer to import than all of topklass, and most commands do without."""
     script = (
-        "import sys, topkit.cli, topkit.train\n"
+        "import sys, topklass.cli, topklass.train\n"
         "assert not {'lightning', 'torchmetrics', 'matplotlib'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-import topkit
+import topklass
 from image_folders import write_folder
 from test_cli import npz, run, settings  # noqa: F401 a fixture
-from topkit.train import Recipe, load_run, predict, train
-from topkit.train.engine import predictions
-from topkit.train.prediction import image_files, meaning, scale_of, seen
-from topkit.train.signature import Signature
+from topklass.train import Recipe, load_run, predict, train
+from topklass.train.engine import predictions
+from topklass.train.prediction import image_files, meaning, scale_of, seen
+from topklass.train.signature import Signature
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 SMALL = Signature(tuple("abcdef"), 1, 8, 8, None, (0.5,), (0.2,))
@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
 def test_lists_are_those_of_the_network(trained):
     folder, images, logits = trained
     lists = predict(folder, [images])
-    top = topkit.predict_topk(logits, 2, temperature=2.0)
+    top = topklass.predict_topk(logits, 2, temperature=2.0)
     assert [guesses.path for guesses in lists] == sorted(map(str, images.rglob("*.png")))
     names = [tuple(f"class {label}" for label in row) for row in top.labels.tolist()]
     assert [guesses.classes for guesses in lists] == names
@@ -62,7 +62,7 @@ def test_length_of_the_lists(trained):
 def test_any_mode_and_size(tmp_path, mode, size):
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     Image.new(mode, size).save(path)
-    from topkit.data.files import read_image
+    from topklass.data.files import read_image
 
     picture = read_image(path)
     assert seen(picture, SMALL).shape == (1, 8, 8)
@@ -106,7 +106,7 @@ def test_probabilities_of_each_loss():
 
     def shown(**settings: object) -> torch.Tensor:
         recipe = Recipe(k=2).with_changes(settings)
-        return topkit.predict_topk(logits, 2, **scale_of(recipe, 6)).probabilities
+        return topklass.predict_topk(logits, 2, **scale_of(recipe, 6)).probabilities
 
     def largest(probabilities: torch.Tensor) -> torch.Tensor:
         return probabilities.sort(descending=True).values[:, :2]
@@ -115,22 +115,22 @@ def test_probabilities_of_each_loss():
         "cross-entropy": logits.softmax(1),
         "focal": logits.softmax(1),
         "ldam": logits.softmax(1),
-        "smooth": topkit.topk_marginals(logits / 2, 2),
-        "topk-cross-entropy": topkit.topk_marginals(logits, 2),
-        "noised": topkit.topk_marginals(logits, 2),
-        "hinge": topkit.topk_marginals(logits, 2),
+        "smooth": topklass.topk_marginals(logits / 2, 2),
+        "topk-cross-entropy": topklass.topk_marginals(logits, 2),
+        "noised": topklass.topk_marginals(logits, 2),
+        "hinge": topklass.topk_marginals(logits, 2),
     }
     for loss, probabilities in expected.items():
         torch.testing.assert_close(shown(loss=loss), largest(probabilities))
     on_cosines = {
         "ldam": (30 * logits).softmax(1),
-        "noised": topkit.topk_marginals(60 * logits, 2),
+        "noised": topklass.topk_marginals(60 * logits, 2),
     }
     for loss, probabilities in on_cosines.items():
         torch.testing.assert_close(shown(loss=loss, head="cosine"), largest(probabilities))
-    sharper = largest(topkit.topk_marginals(logits / (2 * 0.3), 2))
+    sharper = largest(topklass.topk_marginals(logits / (2 * 0.3), 2))
     torch.testing.assert_close(shown(loss="smooth", tau=0.3), sharper)
-    listed = largest(topkit.topk_marginals(logits, 2))
+    listed = largest(topklass.topk_marginals(logits, 2))
     torch.testing.assert_close(shown(loss="topk-cross-entropy", first_guess=0.5), listed)
     scaled = largest((10 * logits).softmax(1))
     torch.testing.assert_close(shown(loss="ldam", scale=10.0), scaled)
@@ -181,4 +181,4 @@ def test_train_a_folder(monkeypatch, capsys, tmp_path):
     assert "average over 10 views" in capsys.readouterr().out
     (folder / "train" / "class 4" / "1.png").write_bytes(b"bad")
     assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "other")) == 2
-    assert "--resume; `topkit check` finds all such files" in capsys.readouterr().err
+    assert "--resume; `topklass check` finds all such files" in capsys.readouterr().err

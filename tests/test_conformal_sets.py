@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from set_samples import covered, raises, samples
-from topkit import ConformalSets, TopKSets
+from topklass import ConformalSets, TopKSets
 
 INF = math.inf
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import topkit
-import topkit.functional as TF
+import topklass
+import topklass.functional as TF
 from losses_table import LOSSES, Loss
 from synchronisation import no_synchronisation
 
@@ -65,7 +65,7 @@ def test_no_synchronisation(loss, k, label_smoothing):
     loss.function(input, target, **arguments, label_smoothing=label_smoothing).backward()
 
 
-@pytest.mark.parametrize("operator", [topkit.log_esp, topkit.topk_marginals, topkit.noised_topk])
+@pytest.mark.parametrize("operator", [topklass.log_esp, topklass.topk_marginals, topklass.noised_topk])
 @pytest.mark.parametrize("k", [5, 40])
 @no_synchronisation()
 def test_operators_without_synchronisation(operator, k):
@@ -85,7 +85,7 @@ def test_autocast(loss):
 
 
 def test_a_module_moves_with_its_tensors():
-    module = topkit.SmoothTopKLoss(margin=[1.0] * CLASSES, weight=torch.ones(CLASSES)).cuda()
+    module = topklass.SmoothTopKLoss(margin=[1.0] * CLASSES, weight=torch.ones(CLASSES)).cuda()
     target = torch.randint(CLASSES, (8,), device="cuda")
     assert module(torch.randn(8, CLASSES, device="cuda"), target).is_cuda
 
@@ -96,7 +96,7 @@ ROUNDING = 1.2e-7  # of the result to float32, twice
 TINY = 1e-36
 KS = (1, 5, 10, 20, 32, 50)
 SHAPES = ((256, 100), (64, 1000), (8, 33_000), (2, 1_000_000))
-KERNEL_LOSSES = [*map(topkit.SmoothTopKLoss, (5, 20, 50)), topkit.NoisedTopKLoss(5)]
+KERNEL_LOSSES = [*map(topklass.SmoothTopKLoss, (5, 20, 50)), topklass.NoisedTopKLoss(5)]
 
 
 def name(value: object) -> str:
@@ -120,7 +120,7 @@ def value_and_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> tupl
 def smooth(
     logits: Tensor, target: Tensor, k: int, tau: float, backend: str
 ) -> tuple[Tensor, Tensor]:
-    with topkit.use_backend(backend):
+    with topklass.use_backend(backend):
         return value_and_gradient(
             lambda *inputs: TF.smooth_topk_loss(*inputs, k, tau, reduction="none"),
             logits.detach().requires_grad_(),
@@ -221,7 +221,7 @@ def test_masked_and_ignored():
 def test_kernels_do_not_synchronise(criterion, reduction, shape):
     logits, target = problem(*shape)
     criterion = type(criterion)(criterion.k, reduction=reduction)
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         value_and_gradient(criterion, logits, target)
 
 
@@ -242,8 +242,8 @@ def capture(criterion, logits, target):
 @each_loss
 def test_cuda_graph(criterion):
     logits, target = problem(64, 1000)
-    if isinstance(criterion, topkit.NoisedTopKLoss):
-        criterion = topkit.NoisedTopKLoss(criterion.k, epsilon=0.0)
+    if isinstance(criterion, topklass.NoisedTopKLoss):
+        criterion = topklass.NoisedTopKLoss(criterion.k, epsilon=0.0)
     graph, captured = capture(criterion, logits, target)
     for _ in range(3):
         with torch.no_grad():
@@ -256,7 +256,7 @@ def test_cuda_graph(criterion):
 
 
 def test_a_cuda_graph_draws_new_noise():
-    criterion = topkit.NoisedTopKLoss(5, epsilon=1.0, reduction="none")
+    criterion = topklass.NoisedTopKLoss(5, epsilon=1.0, reduction="none")
     logits, target = problem(64, 1000)
     graph, (loss, _) = capture(criterion, logits, target)
     graph.replay()
@@ -269,8 +269,8 @@ def test_a_cuda_graph_draws_new_noise():
 def test_streams(criterion):
     """Work waits for what its own stream has to do before, and for nothing else."""
     logits, target = problem(64, 1000)
-    if isinstance(criterion, topkit.NoisedTopKLoss):
-        criterion = topkit.NoisedTopKLoss(criterion.k, epsilon=0.0)
+    if isinstance(criterion, topklass.NoisedTopKLoss):
+        criterion = topklass.NoisedTopKLoss(criterion.k, epsilon=0.0)
     expected = value_and_gradient(criterion, logits, target)
     late = torch.zeros_like(logits)
     side = torch.cuda.Stream()
@@ -288,7 +288,7 @@ def test_streams(criterion):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 def test_compile(criterion, reduction):
-    options = {"epsilon": 0.0} if isinstance(criterion, topkit.NoisedTopKLoss) else {}
+    options = {"epsilon": 0.0} if isinstance(criterion, topklass.NoisedTopKLoss) else {}
     criterion = type(criterion)(criterion.k, reduction=reduction, **options)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, y: criterion(2 * x, y), fullgraph=True)
@@ -313,7 +313,7 @@ def test_compiled_losses_leave_their_input_alone(criterion):
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_noise_is_new_in_each_call():
     torch._dynamo.reset()
-    criterion = topkit.NoisedTopKLoss(5, epsilon=1.0, reduction="none")
+    criterion = topklass.NoisedTopKLoss(5, epsilon=1.0, reduction="none")
     compiled = torch.compile(criterion, fullgraph=True)
     logits, target = problem(64, 1000)
     assert not torch.equal(compiled(logits, target), compiled(logits, target))
@@ -322,10 +322,10 @@ def test_compiled_noise_is_new_in_each_call():
 @each_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_under_autocast(criterion, dtype):
-    options = {"epsilon": 0.0} if isinstance(criterion, topkit.NoisedTopKLoss) else {}
+    options = {"epsilon": 0.0} if isinstance(criterion, topklass.NoisedTopKLoss) else {}
     criterion = type(criterion)(criterion.k, **options)
     logits, target = problem(64, 1000, dtype)
-    with torch.autocast("cuda", dtype=dtype), topkit.use_backend("kernel"):
+    with torch.autocast("cuda", dtype=dtype), topklass.use_backend("kernel"):
         loss, gradient = value_and_gradient(criterion, logits, target)
     expected, _ = value_and_gradient(criterion, logits.float(), target)
     assert loss.dtype == torch.float32
@@ -356,7 +356,7 @@ def test_memory(criterion):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_determinism(k, shape):
     scores, target = problem(*shape)
-    criterion = topkit.SmoothTopKLoss(k)
+    criterion = topklass.SmoothTopKLoss(k)
     first = value_and_gradient(criterion, scores, target)
     for _ in range(3):
         again = value_and_gradient(criterion, scores, target)
@@ -366,7 +366,7 @@ def test_determinism(k, shape):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @each_loss
 def test_tensors_of_another_device(criterion):
-    options = {"epsilon": 0.0} if isinstance(criterion, topkit.NoisedTopKLoss) else {}
+    options = {"epsilon": 0.0} if isinstance(criterion, topklass.NoisedTopKLoss) else {}
     criterion = type(criterion)(criterion.k, **options)
     logits, target = problem(64, 1000)
     here = value_and_gradient(criterion, logits, target)
@@ -383,7 +383,7 @@ def test_second_derivatives():
     logits, target = problem(4, 50)
     results = []
     for backend in ("kernel", "reference"):
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             loss = TF.smooth_topk_loss(logits, target, 3, reduction="none")
         (gradient,) = torch.autograd.grad(loss.sum(), logits, create_graph=True)
         results.append(torch.autograd.grad(gradient.square().sum(), logits)[0])
@@ -402,9 +402,9 @@ def test_noise_is_that_of_the_seed(shape):
     scores, target = problem(*shape)
 
     def draw(seed: int) -> list[Tensor]:
-        with topkit.use_backend("kernel"):
+        with topklass.use_backend("kernel"):
             operator = value_and_gradient(
-                lambda s: topkit.noised_topk(s, 5, samples=10, generator=generator(seed)), scores
+                lambda s: topklass.noised_topk(s, 5, samples=10, generator=generator(seed)), scores
             )
             loss = value_and_gradient(
                 lambda s: TF.noised_topk_loss(
@@ -423,8 +423,8 @@ def test_noise_is_that_of_the_seed(shape):
 @pytest.mark.parametrize(("k", "samples"), [(1, 5), (6, 1), (6, 10), (6, 32), (32, 10)])
 def test_gradient_of_noised_topk_counts_samples(shape, k, samples):
     scores, _ = problem(*shape)
-    with topkit.use_backend("kernel"):
-        _, gradient = value_and_gradient(lambda s: topkit.noised_topk(s, k, 1.0, samples), scores)
+    with topklass.use_backend("kernel"):
+        _, gradient = value_and_gradient(lambda s: topklass.noised_topk(s, k, 1.0, samples), scores)
     counts = gradient * samples
     assert (counts >= 0).all()
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-4)
@@ -447,9 +447,9 @@ def test_noise_is_normal(row, k):
     leaf = rows.clone().requires_grad_()
     results = []
     for backend in ("kernel", "reference"):
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             results.append(
-                value_and_gradient(lambda s: topkit.noised_topk(s, k, 1.0, samples=4), leaf)
+                value_and_gradient(lambda s: topklass.noised_topk(s, k, 1.0, samples=4), leaf)
             )
     (ours, shares), (reference, reference_shares) = results
     count = len(rows)
@@ -463,9 +463,9 @@ def test_noise_is_normal(row, k):
 
 def test_noise_of_rows_and_samples_is_independent():
     zeros = torch.zeros(4000, 1, device="cuda")
-    with topkit.use_backend("kernel"):
-        one = topkit.noised_topk(zeros, 1, samples=1)
-        many = topkit.noised_topk(zeros, 1, samples=16)
+    with topklass.use_backend("kernel"):
+        one = topklass.noised_topk(zeros, 1, samples=1)
+        many = topklass.noised_topk(zeros, 1, samples=16)
     assert len(one.unique()) > 3900
     assert abs(one.std() - 1) < 0.1
     assert abs(many.std() - 1 / 4) < 0.025
@@ -476,7 +476,7 @@ def test_noised_loss_without_noise_is_the_calibrated_hinge(shape):
     scores, target = problem(*shape)
     target[0] = -100
     options = {"weight": torch.rand(shape[1], device="cuda"), "margin": 0.5}
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         ours = value_and_gradient(
             lambda s: TF.noised_topk_loss(s, target, 5, epsilon=0.0, **options), scores
         )

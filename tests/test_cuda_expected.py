@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
+import topklass
 from synchronisation import no_synchronisation
-from topkit import expected_topk
-from topkit.functional import noised_topk_loss
+from topklass import expected_topk
+from topklass.functional import noised_topk_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +42,7 @@ def test_error(kind, shape, k, epsilon):
     def operator(s: Tensor) -> Tensor:
         return expected_topk(s, k, epsilon)
 
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         value, gradient = value_and_gradient(operator, scores)
     few = slice(None, None, max(1, shape[0] // 16))
     exact, shares = value_and_gradient(operator, scores[few].double())
@@ -57,7 +57,7 @@ def test_error(kind, shape, k, epsilon):
 def test_largest_problem():
     """More rows than programs, more classes than memory for all of their coefficients."""
     scores = 0.1 * torch.randn(600, 100_000, device="cuda")
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         value, gradient = value_and_gradient(lambda s: expected_topk(s, 6, 1.0), scores)
     exact = expected_topk(scores[:2].double(), 6, 1.0)
     torch.testing.assert_close(value[:2].double(), exact, rtol=0, atol=ERROR)
@@ -80,7 +80,7 @@ def test_loss(shape, epsilon, reduction):
     }
     results = []
     for backend, scores in (("kernel", logits), ("reference", logits.double())):
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             results.append(
                 value_and_gradient(
                     lambda s: noised_topk_loss(s, target, 5, epsilon, None, scale=2.0, **options),
@@ -93,7 +93,7 @@ def test_loss(shape, epsilon, reduction):
 
 def loss(reduction: str = "mean") -> Callable[[Tensor], Tensor]:
     target = torch.arange(64, device="cuda")
-    criterion = topkit.NoisedTopKLoss(5, samples=None, reduction=reduction)
+    criterion = topklass.NoisedTopKLoss(5, samples=None, reduction=reduction)
     return lambda logits: criterion(2 * logits, target)
 
 

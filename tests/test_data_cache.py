@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from topkit.data import cache
+from topklass.data import cache
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOPKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOPKLASS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -84,10 +84,10 @@ def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
 
 
 def test_where_the_cache_is(monkeypatch):
-    monkeypatch.setenv("TOPKIT_CACHE", "/chosen")
+    monkeypatch.setenv("TOPKLASS_CACHE", "/chosen")
     assert cache.cache_folder() == Path("/chosen")
-    monkeypatch.delenv("TOPKIT_CACHE")
+    monkeypatch.delenv("TOPKLASS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache.cache_folder() == Path("/xdg/topkit")
+    assert cache.cache_folder() == Path("/xdg/topklass")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.cache_folder() == Path.home() / ".cache" / "topkit"
+    assert cache.cache_folder() == Path.home() / ".cache" / "topklass"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from topkit.data import read_cifar
-from topkit.data.safe_pickle import read_pickle
+from topklass.data import read_cifar
+from topklass.data.safe_pickle import read_pickle
 
 FINE = [f"fine_{index}" for index in range(10)]
 COARSE = ["one", "two"]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topkit.data import (
+from topklass.data import (
     Dataset,
     Split,
     Superclasses,

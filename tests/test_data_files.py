@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from topkit.data import ImageFiles
-from topkit.data.files import read_image
+from topklass.data import ImageFiles
+from topklass.data.files import read_image
 
 
 def test_names(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import ImageFont
 
-from topkit.data import generator, glyphs
-from topkit.data.characters import FACES, _covered, characters, face_files
-from topkit.data.lookalikes import distances, grouped, lookalike_groups
-from topkit.data.rendering import _Face, draw, masks
+from topklass.data import generator, glyphs
+from topklass.data.characters import FACES, _covered, characters, face_files
+from topklass.data.lookalikes import distances, grouped, lookalike_groups
+from topklass.data.rendering import _Face, draw, masks
 
 SMALL = {"classes": 100, "per_class": 3, "validation_per_class": 1, "test_per_class": 2}
 ALL = 2000
@@ -19,7 +19,7 @@ ALL = 2000
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOPKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOPKLASS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from topkit.data import (
+from topklass.data import (
     FORMATS,
     ImageFiles,
     Normalize,
@@ -20,7 +20,7 @@ from topkit.data import (
     read_npz,
     superclass_noise,
 )
-from topkit.data import _extras as extras
+from topklass.data import _extras as extras
 
 # Arrays
 
@@ -298,14 +298,14 @@ def test_unknown_options_are_named(tmp_path):
 
 
 def test_a_missing_package_says_how_to_install_it():
-    with pytest.raises(ImportError, match=r"needs nowhere.*pip install 'topkit\[train\]'"):
+    with pytest.raises(ImportError, match=r"needs nowhere.*pip install 'topklass\[train\]'"):
         extras.extra("nowhere.at_all")
 
 
 def test_heavy_packages_are_imported_only_where_they_are_used():
     lines = (
-        "import sys, topkit; assert 'topkit.data' not in sys.modules",
-        "import topkit.data",
+        "import sys, topklass; assert 'topklass.data' not in sys.modules",
+        "import topklass.data",
         "print({'PIL', 'matplotlib', 'torchvision'} & sys.modules.keys())",
     )
     command = [sys.executable, "-c", "\n".join(lines)]

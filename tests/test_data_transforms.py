@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torchvision.transforms import v2
 
-from topkit.data import (
+from topklass.data import (
     IMAGENET,
     Normalize,
     Split,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import topkit
-from topkit import dispatch
-from topkit.functional import noised_topk_loss, smooth_topk_loss
+import topklass
+from topklass import dispatch
+from topklass.functional import noised_topk_loss, smooth_topk_loss
 
 LOGITS, TARGET = torch.randn(3, 40), torch.tensor([0, 1, 2])
 
@@ -21,7 +21,7 @@ def refused(match: str) -> AbstractContextManager[object]:
 
 @pytest.fixture
 def kernels_demanded():
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         yield
 
 
@@ -31,17 +31,17 @@ def kernels_demanded():
     [
         lambda: smooth_topk_loss(LOGITS, TARGET),
         lambda: noised_topk_loss(LOGITS, TARGET),
-        lambda: topkit.log_esp(LOGITS, 3),
-        lambda: topkit.topk_marginals(LOGITS, 3),
-        lambda: topkit.noised_topk(LOGITS, 3),
+        lambda: topklass.log_esp(LOGITS, 3),
+        lambda: topklass.topk_marginals(LOGITS, 3),
+        lambda: topklass.noised_topk(LOGITS, 3),
     ],
     ids=["smooth", "noised", "log_esp", "marginals", "noised_topk"],
 )
 def test_no_kernels_for_the_cpu(function):
-    with topkit.use_backend("kernel"), refused("device cpu"):
+    with topklass.use_backend("kernel"), refused("device cpu"):
         function()
     function()
-    with topkit.use_backend("reference"):
+    with topklass.use_backend("reference"):
         function()
 
 
@@ -77,30 +77,30 @@ def test_no_kernels_for_transformations(kernels_demanded):
 
 
 def test_losses_without_kernels_do_not_care(kernels_demanded):
-    topkit.functional.topk_hinge_loss(LOGITS, TARGET)
-    topkit.functional.focal_loss(LOGITS, TARGET)
+    topklass.functional.topk_hinge_loss(LOGITS, TARGET)
+    topklass.functional.focal_loss(LOGITS, TARGET)
 
 
 @pytest.mark.parametrize("backend", ["nonsense", "", "Kernel", None])
 def test_unknown_backend(backend):
-    with pytest.raises(ValueError, match="auto, kernel, reference"), topkit.use_backend(backend):
+    with pytest.raises(ValueError, match="auto, kernel, reference"), topklass.use_backend(backend):
         pass
     assert dispatch._backend == "auto"
 
 
 def test_the_choice_ends_with_its_block():
-    with topkit.use_backend("reference"):
-        with topkit.use_backend("kernel"):
+    with topklass.use_backend("reference"):
+        with topklass.use_backend("kernel"):
             assert dispatch._backend == "kernel"
         assert dispatch._backend == "reference"
-        with pytest.raises(KeyError), topkit.use_backend("kernel"):
+        with pytest.raises(KeyError), topklass.use_backend("kernel"):
             raise KeyError
         assert dispatch._backend == "reference"
     assert dispatch._backend == "auto"
 
 
 def test_as_a_decorator():
-    @topkit.use_backend("reference")
+    @topklass.use_backend("reference")
     def chosen() -> str:
         return dispatch._backend
 
@@ -137,8 +137,8 @@ def test_triton_under_another_name(monkeypatch):
 @pytest.mark.parametrize(
     "module",
     [
-        topkit.SmoothTopKLoss(k=3, margin=torch.rand(12), weight=torch.rand(12)),
-        topkit.NoisedTopKLoss(k=3),
+        topklass.SmoothTopKLoss(k=3, margin=torch.rand(12), weight=torch.rand(12)),
+        topklass.NoisedTopKLoss(k=3),
     ],
     ids=["smooth", "noised"],
 )
@@ -150,10 +150,10 @@ def test_the_way_to_a_launch_compiles_without_breaks(module, monkeypatch):
 
     monkeypatch.setattr(dispatch, "_missing", lambda device: None)
     for name in ("smooth", "noised", "rows"):
-        monkeypatch.setattr(f"topkit.kernels.{name}.launch", launch)
+        monkeypatch.setattr(f"topklass.kernels.{name}.launch", launch)
     torch._dynamo.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         for rows in (4, 5, 7):
             logits = torch.randn(rows, 12, requires_grad=True)
             compiled(logits, torch.zeros(rows, dtype=torch.long)).backward()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Binomial
 
-import topkit
-from topkit import expected_topk, noised_topk
-from topkit.operators import expected
-from topkit.reference.poisson_binomial import fewer_than
+import topklass
+from topklass import expected_topk, noised_topk
+from topklass.operators import expected
+from topklass.reference.poisson_binomial import fewer_than
 
 ROWS = {
     "random": lambda n: torch.randn(3, n, dtype=torch.float64),
@@ -233,7 +233,7 @@ def test_blocks_of_rows(monkeypatch):
     """The same value and gradient when memory allows for one row at a time."""
     scores = torch.randn(7, 50, generator=seeded(0))
     value, gradient = value_and_gradient(scores, 3, 0.5)
-    monkeypatch.setattr("topkit.reference.row_blocks.GRAPH_ELEMENTS", {"cpu": 1, "other": 1})
+    monkeypatch.setattr("topklass.reference.row_blocks.GRAPH_ELEMENTS", {"cpu": 1, "other": 1})
     again, again_gradient = value_and_gradient(scores, 3, 0.5)
     torch.testing.assert_close(again, value)
     torch.testing.assert_close(again_gradient, gradient)
@@ -306,20 +306,20 @@ def test_bad_input():
 def test_evaluation_is_deterministic():
     torch.manual_seed(0)
     logits, target = torch.randn(64, 20), torch.randint(20, (64,))
-    criterion = topkit.NoisedTopKLoss(k=3, epsilon=0.7, samples=10)
+    criterion = topklass.NoisedTopKLoss(k=3, epsilon=0.7, samples=10)
     assert criterion(logits, target) != criterion(logits, target)
     drawn = torch.stack([criterion(logits, target) for _ in range(100)])
     criterion.eval()
     value = criterion(logits, target)
     assert value == criterion(logits, target)
-    assert value == topkit.NoisedTopKLoss(k=3, epsilon=0.7, samples=None)(logits, target)
-    many = topkit.NoisedTopKLoss(k=3, epsilon=0.7, samples=1_000)(logits, target)
+    assert value == topklass.NoisedTopKLoss(k=3, epsilon=0.7, samples=None)(logits, target)
+    many = topklass.NoisedTopKLoss(k=3, epsilon=0.7, samples=1_000)(logits, target)
     assert abs(many - value) < 5 * drawn.std() / 10
 
 
 def test_given_noise_is_used_in_evaluation():
     logits, target = torch.randn(4, 9), torch.arange(4)
-    criterion = topkit.NoisedTopKLoss(k=3, epsilon=0.7, samples=2)
+    criterion = topklass.NoisedTopKLoss(k=3, epsilon=0.7, samples=2)
     noise = torch.randn(4, 9, 2)
     value = criterion(logits, target, noise=noise)
     assert criterion.eval()(logits, target, noise=noise) == value
@@ -327,7 +327,7 @@ def test_given_noise_is_used_in_evaluation():
 
 def test_exact_loss_takes_no_noise():
     with pytest.raises(ValueError, match="samples=None"):
-        topkit.functional.noised_topk_loss(
+        topklass.functional.noised_topk_loss(
             torch.zeros(2, 9), torch.zeros(2).long(), samples=None, noise=torch.zeros(2, 9, 1)
         )
 

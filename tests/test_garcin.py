@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from topkit import class_margins, noised_topk
-from topkit.functional import (
+from topklass import class_margins, noised_topk
+from topklass.functional import (
     calibrated_topk_hinge_loss,
     convex_topk_hinge_loss,
     focal_loss,

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
-import topkit.functional as TF
-from topkit import dispatch
+import topklass
+import topklass.functional as TF
+from topklass import dispatch
 
 pytestmark = [
     pytest.mark.skipif(
@@ -54,7 +54,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
 
     monkeypatch.setattr(JITFunction, "run", record)
     monkeypatch.setattr(dispatch, "_missing", lambda device: None)
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         yield result
 
 
@@ -200,14 +200,14 @@ def test_exact_noised_loss(capability, case, launches, tmp_path):
 def test_operators(capability, case, launches, tmp_path):
     k, *shape = case
     with torch.no_grad():
-        topkit.log_esp(scores(*shape)[0], k)
-        topkit.topk_marginals(scores(*shape)[0], k)
+        topklass.log_esp(scores(*shape)[0], k)
+        topklass.topk_marginals(scores(*shape)[0], k)
     check(launches, capability, tmp_path)
 
 
 @pytest.mark.parametrize(("capability", "samples"), [(80, 1), (90, 32)])
 def test_noised_operator(capability, samples, launches, tmp_path):
-    value = topkit.noised_topk(scores(8, 1000, fp32)[0], 5, samples=samples)
+    value = topklass.noised_topk(scores(8, 1000, fp32)[0], 5, samples=samples)
     value.backward(torch.empty_like(value))
     check(launches, capability, tmp_path)
 
@@ -218,7 +218,7 @@ EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 
 @each(EXPECTED)
 def test_expected_operator(capability, case, launches, tmp_path):
     k, *shape = case
-    topkit.expected_topk(scores(*shape)[0], k).sum().backward()
+    topklass.expected_topk(scores(*shape)[0], k).sum().backward()
     with torch.no_grad():
-        topkit.expected_topk(scores(*shape)[0], k)
+        topklass.expected_topk(scores(*shape)[0], k)
     check(launches, capability, tmp_path)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-import topkit
-from topkit import CosineClassifier, DeferredReweighting, class_weights
+import topklass
+from topklass import CosineClassifier, DeferredReweighting, class_weights
 
 INF = math.inf
 COUNTS = torch.tensor([1000, 100, 10, 3])
@@ -84,10 +84,10 @@ def test_counts_of_another_shape(counts):
 # Deferred re-weighting
 
 CRITERIA = [
-    topkit.SmoothTopKLoss(2),
-    topkit.LDAMLoss(0.3),
-    topkit.TopKCrossEntropyLoss({1: 1.0, 2: 1.0}),
-    topkit.FocalLoss(label_smoothing=0.1),
+    topklass.SmoothTopKLoss(2),
+    topklass.LDAMLoss(0.3),
+    topklass.TopKCrossEntropyLoss({1: 1.0, 2: 1.0}),
+    topklass.FocalLoss(label_smoothing=0.1),
     nn.CrossEntropyLoss(),
     nn.MultiMarginLoss(),
 ]
@@ -148,10 +148,10 @@ def test_weights_of_the_criterion_are_multiplied():
 def test_all_arguments_are_handed_on(epoch):
     logits, target = a_batch()
     noise = torch.randn(6, 4, 3)
-    loss = DeferredReweighting(topkit.NoisedTopKLoss(2, samples=3), COUNTS, start=1)
+    loss = DeferredReweighting(topklass.NoisedTopKLoss(2, samples=3), COUNTS, start=1)
     loss.set_epoch(epoch)
     weight = class_weights(COUNTS) if epoch else None
-    expected = topkit.NoisedTopKLoss(2, samples=3, weight=weight)(logits, target, noise=noise)
+    expected = topklass.NoisedTopKLoss(2, samples=3, weight=weight)(logits, target, noise=noise)
     assert torch.equal(loss(input=logits, target=target, noise=noise), expected)
 
 
@@ -169,7 +169,7 @@ def test_gradient_of_weighted_classes(criterion):
 @pytest.mark.parametrize("epoch", [1, 7])
 def test_state_dict_in_the_middle_of_training(own, epoch):
     logits, target = a_batch()
-    loss = DeferredReweighting(topkit.SmoothTopKLoss(2, weight=own), COUNTS, start=5)
+    loss = DeferredReweighting(topklass.SmoothTopKLoss(2, weight=own), COUNTS, start=5)
     loss.set_epoch(epoch)
     file = io.BytesIO()
     torch.save(loss.state_dict(), file)
@@ -177,7 +177,7 @@ def test_state_dict_in_the_middle_of_training(own, epoch):
     state = torch.load(file, weights_only=True)
     other_weight = None if own is None else torch.zeros(4)
     other = DeferredReweighting(
-        topkit.SmoothTopKLoss(2, weight=other_weight), torch.ones(4), start=5
+        topklass.SmoothTopKLoss(2, weight=other_weight), torch.ones(4), start=5
     )
     other.load_state_dict(state)
     assert other.active == (epoch == 7)
@@ -190,7 +190,7 @@ def test_state_dict_in_the_middle_of_training(own, epoch):
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copy(copied):
     logits, target = a_batch()
-    loss = DeferredReweighting(topkit.SmoothTopKLoss(2), COUNTS, start=2)
+    loss = DeferredReweighting(topklass.SmoothTopKLoss(2), COUNTS, start=2)
     loss.set_epoch(2)
     twin = copied(loss)
     assert torch.equal(twin(logits, target), loss(logits, target))
@@ -211,7 +211,7 @@ def test_weights_move_with_the_module():
 def test_compile():
     """One graph before and one after the start, whatever the number of epochs."""
     logits, target = a_batch()
-    loss = DeferredReweighting(topkit.FocalLoss(), COUNTS, start=2)
+    loss = DeferredReweighting(topklass.FocalLoss(), COUNTS, start=2)
     graphs = []
 
     def counting(graph, inputs):
@@ -243,7 +243,7 @@ def test_bad_epoch(epoch):
 
 
 def test_repr_of_deferred_weights():
-    shown = repr(DeferredReweighting(topkit.SmoothTopKLoss(2), COUNTS, start=9))
+    shown = repr(DeferredReweighting(topklass.SmoothTopKLoss(2), COUNTS, start=9))
     assert all(part in shown for part in ("start=9", "active=False", "SmoothTopKLoss(", "k=2"))
 
 
@@ -358,10 +358,10 @@ def test_training_with_the_losses_for_long_tails():
     features = torch.randn(120, 8)
     target = torch.tensor([0] * 80 + [1] * 30 + [2] * 10)
     features[:, :3] += 4 * F.one_hot(target, 3)
-    margins = topkit.class_margins(target.bincount())
+    margins = topklass.class_margins(target.bincount())
     for loss in (
-        topkit.LDAMLoss(margins, scale=20.0),
-        topkit.NoisedTopKLoss(1, 0.01, 5, margins, scale=20.0),
+        topklass.LDAMLoss(margins, scale=20.0),
+        topklass.NoisedTopKLoss(1, 0.01, 5, margins, scale=20.0),
     ):
         head = CosineClassifier(8, 3)
         criterion = DeferredReweighting(loss, target.bincount(), start=20)
@@ -409,7 +409,7 @@ def test_bad_arguments_of_the_head(arguments, error, message):
 
 
 def test_wrong_counts_are_found_before_they_matter():
-    criterion = topkit.DeferredReweighting(nn.CrossEntropyLoss(), [3.0, 2.0], start=100)
+    criterion = topklass.DeferredReweighting(nn.CrossEntropyLoss(), [3.0, 2.0], start=100)
     with pytest.raises(ValueError, match=r"counts for 2 classes.*minlength=3"):
         criterion(torch.zeros(4, 3), torch.zeros(4).long())
     criterion(torch.zeros(4, 2), torch.zeros(4).long())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import resource, torch, topkit
+import resource, torch, topklass
 logits = torch.randn({rows}, 65536, requires_grad=True)
 target = torch.randint(65536, ({rows},))
 criterion = {criterion}
@@ -23,12 +23,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size)
 @pytest.mark.parametrize(
     "criterion",
     [
-        "topkit.SmoothTopKLoss(k=5)",
-        "topkit.SmoothTopKLoss(k=20)",
-        "topkit.SmoothTopKLoss(k=40)",
-        "topkit.SmoothTopKLoss(k=5, label_smoothing=0.1)",
-        "topkit.NoisedTopKLoss(k=5)",
-        "topkit.TopKCrossEntropyLoss(k=5)",
+        "topklass.SmoothTopKLoss(k=5)",
+        "topklass.SmoothTopKLoss(k=20)",
+        "topklass.SmoothTopKLoss(k=40)",
+        "topklass.SmoothTopKLoss(k=5, label_smoothing=0.1)",
+        "topklass.NoisedTopKLoss(k=5)",
+        "topklass.TopKCrossEntropyLoss(k=5)",
     ],
 )
 def test_at_most_three_tensors_of_the_logits_size(criterion):

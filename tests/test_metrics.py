@@ -16,8 +16,8 @@ from torchmetrics import Metric, MetricCollection
 from synchronisation import no_synchronisation
 from test_bad_input import raises
 from test_topk_accuracy import Unseen
-from topkit.functional import topk_accuracy
-from topkit.metrics import AverageKAccuracy, SetCoverage, SetSize, TopKAccuracy
+from topklass.functional import topk_accuracy
+from topklass.metrics import AverageKAccuracy, SetCoverage, SetSize, TopKAccuracy
 
 C = 6
 nan, inf = math.nan, math.inf
@@ -354,14 +354,14 @@ def test_two_processes(tmp_path):
 
 
 def test_missing_torchmetrics():
-    script = "import sys; sys.modules['torchmetrics'] = None; import topkit.metrics"
+    script = "import sys; sys.modules['torchmetrics'] = None; import topklass.metrics"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    expected = "ImportError: topkit.metrics needs torchmetrics: pip install 'topkit[train]'"
+    expected = "ImportError: topklass.metrics needs torchmetrics: pip install 'topklass[train]'"
     assert run.stderr.splitlines()[-1] == expected
 
 
 def test_core_does_not_import_torchmetrics():
-    script = "import sys, topkit; assert 'torchmetrics' not in sys.modules"
+    script = "import sys, topklass; assert 'torchmetrics' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

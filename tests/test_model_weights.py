@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 
-from topkit.models import build
+from topklass.models import build
 
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 

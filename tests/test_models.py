@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from topkit import CosineClassifier
-from topkit.models import ConvNet, DenseNet, available, build, count_parameters, small_resnet
-from topkit.models.adapt import last_linear, replace_head, take_grey
+from topklass import CosineClassifier
+from topklass.models import ConvNet, DenseNet, available, build, count_parameters, small_resnet
+from topklass.models.adapt import last_linear, replace_head, take_grey
 
 OWN = ["convnet", "densenet40-12", "densenet40-40-bc", "resnet18-small"]
 LARGE = ["densenet40-40", "resnet50-small", "resnet50"]

@@ -24,8 +24,8 @@ from multilabel_cases import (
     oracle,
     scores_of,
 )
-from topkit import MultiLabelSmoothTopKLoss
-from topkit.functional import multilabel_smooth_topk_loss, smooth_topk_loss
+from topklass import MultiLabelSmoothTopKLoss
+from topklass.functional import multilabel_smooth_topk_loss, smooth_topk_loss
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

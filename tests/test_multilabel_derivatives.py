@@ -14,9 +14,9 @@ from multilabel_cases import (
     every_kind,
     scores_of,
 )
-from topkit import MultiLabelSmoothTopKLoss
-from topkit.functional import multilabel_smooth_topk_loss
-from topkit.reference import row_blocks
+from topklass import MultiLabelSmoothTopKLoss
+from topklass.functional import multilabel_smooth_topk_loss
+from topklass.reference import row_blocks
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from topkit import class_margins, log_esp, noised_topk, topk_marginals
-from topkit.algorithms import log_esp_tree
+from topklass import class_margins, log_esp, noised_topk, topk_marginals
+from topklass.algorithms import log_esp_tree
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

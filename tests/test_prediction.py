@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from topkit import predict_topk, topk_marginals
+from topklass import predict_topk, topk_marginals
 
 INF = math.inf
 AVERAGES = ["marginal", "softmax"]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from topkit import class_margins, noised_topk
-from topkit.functional import noised_topk_loss, smooth_topk_loss
+from topklass import class_margins, noised_topk
+from topklass.functional import noised_topk_loss, smooth_topk_loss
 
 pytopk = pytest.importorskip("pytopk")
 difftopk = pytest.importorskip("difftopk")

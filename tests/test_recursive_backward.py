@@ -17,7 +17,7 @@ from esp_oracles import (
     one_large,
     random_scores,
 )
-from topkit.algorithms import (
+from topklass.algorithms import (
     derivative_approximation,
     derivatives_recursive,
     log_esp_recursive,

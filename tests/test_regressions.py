@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-import topkit
+import topklass
 from losses_table import LOSSES, problem
-from topkit.functional import focal_loss, smooth_topk_loss
+from topklass.functional import focal_loss, smooth_topk_loss
 
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 
@@ -100,8 +100,8 @@ def test_training_after_inference_mode_shares_no_inference_tensor():
 
 def test_noise_is_added_in_single_precision():
     scores = torch.full((200, 10), 8.0, dtype=torch.bfloat16)
-    value = topkit.noised_topk(scores, 1, epsilon=0.3, samples=50)
-    exact = topkit.noised_topk(scores.float(), 1, epsilon=0.3, samples=50)
+    value = topklass.noised_topk(scores, 1, epsilon=0.3, samples=50)
+    exact = topklass.noised_topk(scores.float(), 1, epsilon=0.3, samples=50)
     assert value.dtype == torch.bfloat16
     assert abs(value.float().mean() - exact.mean()) < 0.03  # the maximum of ten is 0.46 higher
     assert exact.mean() > 8.4

@@ -13,11 +13,11 @@ from PIL import Image
 
 from finished_runs import CLASSES, RECIPE, write_run, write_runs
 from test_cli import run, write_patterns
-from topkit.report import write_report
-from topkit.report.colours import COLOURS, DARK_PAGE, LIGHT_PAGE, styles
-from topkit.report.examples import IMAGES, choose, png
-from topkit.report.figures import by_class, curves
-from topkit.train import LOSSES, compare
+from topklass.report import write_report
+from topklass.report.colours import COLOURS, DARK_PAGE, LIGHT_PAGE, styles
+from topklass.report.examples import IMAGES, choose, png
+from topklass.report.figures import by_class, curves
+from topklass.train import LOSSES, compare
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -134,7 +134,7 @@ def test_contents(tmp_path):
         "about the same number of training images (10)",
         "Scores with a gradient",
         "learning_rate",
-        "topkit 1, torch 2; a computer",
+        "topklass 1, torch 2; a computer",
     ):
         assert expected in words, expected
     ids = page.values("id")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from finished_runs import CLASSES, write_runs
-from topkit.report import examples as grid
-from topkit.report import write_report
-from topkit.train import compare
+from topklass.report import examples as grid
+from topklass.report import write_report
+from topklass.train import compare
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), "")
@@ -65,7 +65,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown = [grid.Example(picture, coarse, name, [guesses] * 3) for name in CLASSES]
     with pytest.MonkeyPatch.context() as patched:
         made = grid.Examples(["smooth, tau 0.5", "cross-entropy", "n" * 60], shown, "Chosen.")
-        patched.setattr("topkit.report.page.examples", lambda comparison: made)
+        patched.setattr("topklass.report.page.examples", lambda comparison: made)
         write_report(compare([*runs, folder / "nowhere"]), folder / "report.html")
     return folder / "report.html"
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from topkit.reproduce import EXPERIMENTS, RECORD, Request
+from topklass.reproduce import EXPERIMENTS, RECORD, Request
 
 EXPERIMENT = EXPERIMENTS["algorithms"]
 
@@ -23,7 +23,7 @@ def study(gpu: str | None = None) -> dict:
         "processor": "a processor",
         "torch": "2.9",
         "python": "3.12",
-        "topkit": "1.0",
+        "topklass": "1.0",
         "commit": "abc" if gpu is None else "def",
         **({} if gpu is None else {"gpu": gpu}),
         "time": [times],
@@ -48,7 +48,7 @@ def test_one_file(tmp_path):
     record = EXPERIMENT.run(Request("fast", tmp_path, write(tmp_path / "a.json", study())))
     assert list(record) == list(RECORD)
     assert record["hardware"] == "a processor"
-    assert record["versions"] == {"python": "3.12", "torch": "2.9", "topkit": "1.0"}
+    assert record["versions"] == {"python": "3.12", "torch": "2.9", "topklass": "1.0"}
     assert record["commit"] == "abc"
     assert record["not_run"] == ["python -m benchmarks study on a GPU"]
     shown = text(EXPERIMENT.show(record))
@@ -106,7 +106,7 @@ def test_the_checkouts_own_records(tmp_path):
         pytest.skip("not a checkout")
     record = EXPERIMENT.run(Request("smoke", tmp_path))
     assert set(record["protocol"]) == {"cpu", "gpu"}
-    assert text(EXPERIMENT.show(record)).count("topkit") >= 6
+    assert text(EXPERIMENT.show(record)).count("topklass") >= 6
     saved = (tmp_path / "algorithms-smoke.json").read_text()
     assert json.loads(saved) == record
 

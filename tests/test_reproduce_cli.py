@@ -1,4 +1,4 @@
-"""``topkit reproduce``: what there is, all experiments in small, errors in one sentence."""
+"""``topklass reproduce``: what there is, all experiments in small, errors in one sentence."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from test_cli import run
-from topkit._files import held
-from topkit.reproduce import EXPERIMENTS, RECORD
-from topkit.reproduce import training as training_module
-from topkit.reproduce.grid import planned_runs
-from topkit.reproduce.plan import load_plan
-from topkit.train.trainer import Interrupted
+from topklass._files import held
+from topklass.reproduce import EXPERIMENTS, RECORD
+from topklass.reproduce import training as training_module
+from topklass.reproduce.grid import planned_runs
+from topklass.reproduce.plan import load_plan
+from topklass.train.trainer import Interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 

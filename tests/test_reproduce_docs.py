@@ -7,7 +7,7 @@ from benchmarks import reproduce_tables
 from benchmarks.environment import ROOT
 from benchmarks.tables import filled, tables
 
-from topkit.reproduce import EXPERIMENTS, figures, save_record
+from topklass.reproduce import EXPERIMENTS, figures, save_record
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
 

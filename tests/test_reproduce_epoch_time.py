@@ -6,10 +6,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from topkit.reproduce import EXPERIMENTS, RECORD, Request, epoch_time, step_time
-from topkit.reproduce.epoch_time import BASE, LENGTHS, PUBLISHED, SETTINGS, candidates
-from topkit.reproduce.step_time import Setting, epoch_seconds, ratio, training_step
-from topkit.train.study_losses import SummationTopKLoss
+from topklass.reproduce import EXPERIMENTS, RECORD, Request, epoch_time, step_time
+from topklass.reproduce.epoch_time import BASE, LENGTHS, PUBLISHED, SETTINGS, candidates
+from topklass.reproduce.step_time import Setting, epoch_seconds, ratio, training_step
+from topklass.train.study_losses import SummationTopKLoss
 
 EXPERIMENT = EXPERIMENTS["epoch-time"]
 TINY = Setting("convnet", batch=2, images=6, classes=7, size=16, rounds=4)

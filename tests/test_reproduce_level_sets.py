@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from topkit.reproduce import EXPERIMENTS, RECORD, Request, load_record
-from topkit.reproduce.landscapes import LABEL, SIZE, landscape, rescaled, simplex
-from topkit.reproduce.level_sets import packed, panels, unpacked
+from topklass.reproduce import EXPERIMENTS, RECORD, Request, load_record
+from topklass.reproduce.landscapes import LABEL, SIZE, landscape, rescaled, simplex
+from topklass.reproduce.level_sets import packed, panels, unpacked
 
 EXPERIMENT = EXPERIMENTS["level-sets"]
 CASES = sorted({(k, loss, *options.items()) for _, k, loss, options in panels()}, key=repr)

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-import topkit
+import topklass
 from reproduce_toys import TOY, toy_plan
-from topkit.cli import app
-from topkit.reproduce import EXPERIMENTS, PRESETS
-from topkit.reproduce.grid import planned_runs, protocol_of, run_name
-from topkit.reproduce.metrics import parse_metric, value
-from topkit.reproduce.plan import load_plan, parse_plan
-from topkit.reproduce.published import published_numbers, quoted
-from topkit.reproduce.training import TrainingExperiment
+from topklass.cli import app
+from topklass.reproduce import EXPERIMENTS, PRESETS
+from topklass.reproduce.grid import planned_runs, protocol_of, run_name
+from topklass.reproduce.metrics import parse_metric, value
+from topklass.reproduce.plan import load_plan, parse_plan
+from topklass.reproduce.published import published_numbers, quoted
+from topklass.reproduce.training import TrainingExperiment
 
-RECIPES = Path(topkit.__file__).parent / "recipes"
+RECIPES = Path(topklass.__file__).parent / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 BERRADA_1 = """
@@ -175,7 +175,7 @@ def test_berrada_other_tables():
 def test_files_open_with_a_command(name):
     first = (RECIPES / f"{name}.yaml").read_text().splitlines()[0]
     program, command, *words = shlex.split(first.removeprefix("# "))
-    assert (program, command) == ("topkit", "reproduce")
+    assert (program, command) == ("topklass", "reproduce")
     given = get_command(app).commands[command].make_context(command, words).params
     assert given["name"] == name
     assert given["name"] in EXPERIMENTS

@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 
 from finished_runs import CLASSES
 from reproduce_toys import TOY, cells, finish, toy_plan
-from topkit.reproduce import EXPERIMENTS, RECORD, Request, load_record, save_record
-from topkit.reproduce import training as training_module
-from topkit.reproduce.experiment import record_path
-from topkit.reproduce.figures import _line
-from topkit.reproduce.grid import planned_runs
-from topkit.reproduce.training import ROW, TrainingExperiment
-from topkit.train.statistics import Estimate
-from topkit.train.trainer import Interrupted
+from topklass.reproduce import EXPERIMENTS, RECORD, Request, load_record, save_record
+from topklass.reproduce import training as training_module
+from topklass.reproduce.experiment import record_path
+from topklass.reproduce.figures import _line
+from topklass.reproduce.grid import planned_runs
+from topklass.reproduce.training import ROW, TrainingExperiment
+from topklass.train.statistics import Estimate
+from topklass.train.trainer import Interrupted
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_bad_records(tmp_path):
         load_record(tmp_path / "a.json")
     for content in ("[]", '{"experiment": "toy"}'):
         (tmp_path / "a.json").write_text(content)
-        with pytest.raises(ValueError, match="no record of topkit reproduce: it lacks"):
+        with pytest.raises(ValueError, match="no record of topklass reproduce: it lacks"):
             load_record(tmp_path / "a.json")
 
 
@@ -341,7 +341,7 @@ def test_bad_records(tmp_path):
 def test_damaged_records(experiment, tmp_path, key, value, message):
     path = save_record(experiment.begin("paper"), tmp_path)
     path.write_text(json.dumps({**load_record(path), key: value}))
-    with pytest.raises(ValueError, match=f"no record of topkit reproduce: {message}"):
+    with pytest.raises(ValueError, match=f"no record of topklass reproduce: {message}"):
         load_record(path)
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from topkit.reproduce import EXPERIMENTS, RECORD, Request, review, training
-from topkit.reproduce.grid import planned_runs
-from topkit.reproduce.review import PUBLISHED, timed_setting, without
-from topkit.reproduce.training import train_in_turn
-from topkit.train.engine import LAST
-from topkit.train.trainer import Interrupted
+from topklass.reproduce import EXPERIMENTS, RECORD, Request, review, training
+from topklass.reproduce.grid import planned_runs
+from topklass.reproduce.review import PUBLISHED, timed_setting, without
+from topklass.reproduce.training import train_in_turn
+from topklass.train.engine import LAST
+from topklass.train.trainer import Interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 EXPERIMENT = EXPERIMENTS["review"]
@@ -48,7 +48,7 @@ def test_smoke(record):
     assert record["not_run"] == []
     methods = [row["method"] for row in record["rows"]]
     assert {name: methods.count(name) for name in methods} == {
-        **dict.fromkeys((BARE, CENTRED, PUBLISHED, "topkit"), 2),
+        **dict.fromkeys((BARE, CENTRED, PUBLISHED, "topklass"), 2),
         "cross-entropy": 1,
     }
     for row in record["rows"]:
@@ -71,8 +71,8 @@ def test_summation_overflows_where_it_should_and_ours_does_not(record):
 
 def test_where_nothing_overflows_they_train_alike(record):
     warm = {row["method"]: row for row in record["rows"] if row["settings"]["tau"] == 1}
-    assert warm[BARE]["training"] == warm["topkit"]["training"]
-    assert warm[CENTRED]["training"] == warm["topkit"]["training"]
+    assert warm[BARE]["training"] == warm["topklass"]["training"]
+    assert warm[CENTRED]["training"] == warm["topklass"]["training"]
 
 
 def test_tables_and_figures(record, tmp_path):
@@ -80,7 +80,7 @@ def test_tables_and_figures(record, tmp_path):
     lines = [line.split("│")[1:-1] for line in shown.splitlines() if "│" in line]
     cells = [[cell.strip() for cell in line] for line in lines]
     assert [BARE, "0.001", "0", "1", "160", "0", "100 %"] in cells
-    assert ["topkit", "1", "0", "–", "0", "0", "0 %"] in cells
+    assert ["topklass", "1", "0", "–", "0", "0", "0 %"] in cells
     drawn = EXPERIMENT.draw(record, tmp_path)
     assert [path.name for path in drawn] == ["review-accuracy.svg", "review-accuracy.png"]
 
@@ -112,7 +112,7 @@ def test_times_of_before_stay_with_their_hardware(folder, record, tmp_path, monk
     """Even without the published code; if a method has no time, all that can be are timed."""
     for row in record["rows"]:
         row["timed"] |= {"seconds": 99.0, "hardware": "an old one"}
-    again = [row for row in record["rows"] if row["method"] == "topkit"]
+    again = [row for row in record["rows"] if row["method"] == "topklass"]
     del again[0]["timed"]
     shutil.copytree(folder, tmp_path / "some")
     (tmp_path / "some" / "review-smoke.json").write_text(json.dumps(record))
@@ -148,7 +148,7 @@ def test_what_real_presets_train(preset):
     found = {(run.method, run.recipe.tau) for run in runs}
     assert found == {
         ("cross-entropy", None),
-        *((m, tau) for m in (BARE, CENTRED, PUBLISHED, "topkit") for tau in (1.0, 0.1, 0.01)),
+        *((m, tau) for m in (BARE, CENTRED, PUBLISHED, "topklass") for tau in (1.0, 0.1, 0.01)),
     }
     assert all(run.recipe.k == 5 for run in runs)
     setting = timed_setting(runs[0].recipe, preset)

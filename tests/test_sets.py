@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from set_samples import covered, raises, samples
-from topkit import AverageKSets, ConformalSets, TopKSets
+from topklass import AverageKSets, ConformalSets, TopKSets
 
 INF = math.inf
 SETS = {

@@ -9,12 +9,12 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from test_train_engine import assert_same_weights, stop_at, toy
-from topkit.cli import app
-from topkit.functional import smooth_topk_loss
-from topkit.reproduce.review import counts
-from topkit.train import Interrupted, Recipe, train
-from topkit.train.criterion import LOSSES, STUDY_LOSSES, build_loss, gradient_scale
-from topkit.train.study_losses import (
+from topklass.cli import app
+from topklass.functional import smooth_topk_loss
+from topklass.reproduce.review import counts
+from topklass.train import Interrupted, Recipe, train
+from topklass.train.criterion import LOSSES, STUDY_LOSSES, build_loss, gradient_scale
+from topklass.train.study_losses import (
     CountedLoss,
     CountedSmoothTopKLoss,
     PublishedTopKLoss,

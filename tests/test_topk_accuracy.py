@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torchmetrics.functional.classification import multiclass_accuracy
 
-import topkit
+import topklass
 from synchronisation import no_synchronisation
 from test_bad_input import raises
-from topkit.functional import target_rank, topk_accuracy
+from topklass.functional import target_rank, topk_accuracy
 
 C = 6
 nan, inf = math.nan, math.inf
@@ -121,7 +121,7 @@ def test_never_falls(classes, average):
 
 
 def test_exported():
-    assert topkit.topk_accuracy is topk_accuracy
+    assert topklass.topk_accuracy is topk_accuracy
 
 
 # Ties, absent classes, NaN

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from topkit import TopKCrossEntropyLoss, topk_marginals, use_backend
-from topkit.functional import smooth_topk_loss, topk_cross_entropy
+from topklass import TopKCrossEntropyLoss, topk_marginals, use_backend
+from topklass.functional import smooth_topk_loss, topk_cross_entropy
 
 INF = math.inf
 few_examples = settings(max_examples=50, deadline=None, derandomize=True)

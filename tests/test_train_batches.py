@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from topkit.train.batches import EvaluationBatches, TrainingBatches, shared_steps
+from topklass.train.batches import EvaluationBatches, TrainingBatches, shared_steps
 
 IMAGES = torch.arange(50).view(50, 1, 1, 1).expand(50, 1, 4, 4).to(torch.uint8)
 LABELS = torch.arange(50) % 7

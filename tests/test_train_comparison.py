@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from finished_runs import CLASSES, RECIPE, write_run, write_runs
-from topkit.train.comparison import compare
-from topkit.train.headline import headline
-from topkit.train.results_table import results_table
+from topklass.train.comparison import compare
+from topklass.train.headline import headline
+from topklass.train.results_table import results_table
 
 
 def test_seeds_are_one_group(tmp_path):
@@ -79,8 +79,8 @@ def test_left_out(tmp_path):
     said = " ".join(comparison.left_out)
     assert len(comparison.left_out) == 8
     for folder, reason in {
-        "unfinished": f"is not finished: continue it with topkit train --resume --run {unfinished}",
-        "old": "an older topkit",
+        "unfinished": f"is not finished: continue it with topklass train --resume --run {unfinished}",
+        "old": "an older topklass",
         "cut": "is broken: JSONDecodeError",
         "wrong": "is broken: KeyError",
         "unlike": "is broken",

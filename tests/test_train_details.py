@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from test_train_engine import CLASSES, RECIPE, toy, train_until
-from topkit.data import Dataset
-from topkit.train import Recipe, compare, train
-from topkit.train.criterion import build_loss
-from topkit.train.details import details
-from topkit.train.module import Classifier
+from topklass.data import Dataset
+from topklass.train import Recipe, compare, train
+from topklass.train.criterion import build_loss
+from topklass.train.details import details
+from topklass.train.module import Classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 

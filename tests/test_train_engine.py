@@ -16,15 +16,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from topkit import topk_accuracy
-from topkit._files import held
-from topkit.data import Dataset, Split, hold_out
-from topkit.train import Interrupted, Recipe, load_run, train
-from topkit.train.criterion import build_loss
-from topkit.train.engine import make_network, predictions, take_weights
-from topkit.train.files import load_checkpoint
-from topkit.train.module import Classifier, follow
-from topkit.train.trainer import StopAfterStep
+from topklass import topk_accuracy
+from topklass._files import held
+from topklass.data import Dataset, Split, hold_out
+from topklass.train import Interrupted, Recipe, load_run, train
+from topklass.train.criterion import build_loss
+from topklass.train.engine import make_network, predictions, take_weights
+from topklass.train.files import load_checkpoint
+from topklass.train.module import Classifier, follow
+from topklass.train.trainer import StopAfterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 CLASSES = 6
@@ -186,7 +186,7 @@ def test_a_crash_between_an_epoch_and_its_validation(whole, tmp_path, monkeypatc
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("topkit.train.trainer.KEEP_EVERY", timedelta(microseconds=1))
+        patched.setattr("topklass.train.trainer.KEEP_EVERY", timedelta(microseconds=1))
         patched.setattr(Classifier, "on_validation_start", crash)
         with pytest.raises(ZeroDivisionError):
             train(RECIPE, run, dataset=toy())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from topkit.train.evaluation import by_superclass, in_list, views
-from topkit.train.recipe import Recipe
+from topklass.train.evaluation import by_superclass, in_list, views
+from topklass.train.recipe import Recipe
 
 
 def test_views():

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from image_folders import CLASSES, write_folder
-from topkit.data import ImageFiles, fixed_views, generator, random_view, read_image_folder
-from topkit.train.file_batches import FileEvaluationBatches, FileTrainingBatches, UnreadableError
-from topkit.train.file_check import require_readable, unreadable, unreadable_images
-from topkit.train.file_views import centre_view, several_views, training_view, worker_count
-from topkit.train.recipe import Recipe
+from topklass.data import ImageFiles, fixed_views, generator, random_view, read_image_folder
+from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches, UnreadableError
+from topklass.train.file_check import require_readable, unreadable, unreadable_images
+from topklass.train.file_views import centre_view, several_views, training_view, worker_count
+from topklass.train.recipe import Recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 RECIPE = Recipe(crop=12, resize=15, batch_size=20, k=2)

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from topkit._files import write_whole
-from topkit.train.files import SafeCheckpoints, before, load_checkpoint, write_json
+from topklass._files import write_whole
+from topklass.train.files import SafeCheckpoints, before, load_checkpoint, write_json
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

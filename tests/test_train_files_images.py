@@ -13,11 +13,11 @@ import torch
 
 from image_folders import CLASSES, write_folder
 from test_train_engine import assert_same_weights, stop_at
-from topkit.data import IMAGENET, Dataset, Split, read_image_folder
-from topkit.train import Interrupted, Recipe, evaluate, load_run, prepare_data, train
-from topkit.train.engine import make_network, predictions, training_batches
-from topkit.train.files import load_checkpoint
-from topkit.train.signature import load_signature, signature_of
+from topklass.data import IMAGENET, Dataset, Split, read_image_folder
+from topklass.train import Interrupted, Recipe, evaluate, load_run, prepare_data, train
+from topklass.train.engine import make_network, predictions, training_batches
+from topklass.train.files import load_checkpoint
+from topklass.train.signature import load_signature, signature_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, TensorBoard and few cores
 RECIPE = Recipe(
@@ -88,7 +88,7 @@ def test_a_test_image_that_breaks_later_does_not_cost_the_run(tmp_path, monkeypa
     recipe = recipe_for(folder, epochs=1, workers=0)
     broken = folder / "test" / "class 0" / "0.png"
     content = broken.read_bytes()
-    monkeypatch.setattr("topkit.train.engine.require_readable", lambda *_: broken.write_bytes(b""))
+    monkeypatch.setattr("topklass.train.engine.require_readable", lambda *_: broken.write_bytes(b""))
     with pytest.raises(ValueError, match=r"0\.png cannot be read"):
         train(recipe, run)
     before = load_checkpoint(run / "checkpoints" / "last.ckpt")
@@ -111,7 +111,7 @@ def test_evaluate(folder, whole):
 
 def test_views_are_averaged(folder, whole):
     """By hand, with all logits at once."""
-    from topkit.data import fixed_views
+    from topklass.data import fixed_views
 
     run = load_run(whole)
     test, k = run.dataset.test, run.recipe.k
@@ -188,7 +188,7 @@ def test_a_signal_to_all_processes_leaves_a_checkpoint(folder, whole, tmp_path, 
         "import time\n"
         "from pathlib import Path\n"
         "import test_train_files_images as t\n"
-        "from topkit.train.module import Classifier\n"
+        "from topklass.train.module import Classifier\n"
         "real = Classifier.training_step\n"
         "def slow(self, batch, index):\n"
         f"    Path({str(tmp_path / 'began')!r}).touch()\n"

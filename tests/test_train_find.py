@@ -6,9 +6,9 @@ import yaml
 from test_cli import run
 from test_train_engine import stop_at
 from test_train_several import toy_recipe
-from topkit.train import Interrupted, demo, load_recipe
-from topkit.train.find import Trial, best, find_parameter
-from topkit.train.finished import read_run
+from topklass.train import Interrupted, demo, load_recipe
+from topklass.train.find import Trial, best, find_parameter
+from topklass.train.finished import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -64,7 +64,7 @@ def test_command(recipe, tmp_path, monkeypatch, capsys, loss, name):
     """Trains with what was found, and says so."""
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.with_changes({"loss": loss, "epochs": 1}).save(path)
-    monkeypatch.setattr("topkit.train.find.GRIDS", {name: (0.1, 3.0)})
+    monkeypatch.setattr("topklass.train.find.GRIDS", {name: (0.1, 3.0)})
     arguments = ("--recipe", str(path), "--run", str(folder), f"--find-{name}")
     assert run(monkeypatch, "train", *arguments) == 0
     output = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_command_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.save(path)
     arguments = ("train", "--recipe", str(path), "--run", str(folder), "--find-tau")
-    monkeypatch.setattr("topkit.train.find.GRIDS", {"tau": (0.1, 3.0)})
+    monkeypatch.setattr("topklass.train.find.GRIDS", {"tau": (0.1, 3.0)})
     with monkeypatch.context() as patched:
         stop_at(patched, 8, None)
         assert run(patched, *arguments) == 130

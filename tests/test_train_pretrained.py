@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from test_train_engine import toy
-from topkit import models
-from topkit.train import Recipe, train
+from topklass import models
+from topklass.train import Recipe, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 

@@ -5,11 +5,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-import topkit
-from topkit.functional import topk_cross_entropy
-from topkit.train.criterion import LOSSES, build_loss, gradient_scale
-from topkit.train.recipe import Recipe, load_recipe
-from topkit.train.signature import Signature, build_network
+import topklass
+from topklass.functional import topk_cross_entropy
+from topklass.train.criterion import LOSSES, build_loss, gradient_scale
+from topklass.train.recipe import Recipe, load_recipe
+from topklass.train.signature import Signature, build_network
 
 COUNTS = torch.tensor([50, 20, 5, 1, 1, 1, 1])
 
@@ -111,9 +111,9 @@ def test_shares_of_the_first_guess(share):
 
 def test_margins_by_count():
     margins = build_loss("ldam", 3, COUNTS, {}).margin
-    torch.testing.assert_close(margins, topkit.class_margins(COUNTS))
+    torch.testing.assert_close(margins, topklass.class_margins(COUNTS))
     margins = build_loss("noised-imbalanced", 3, COUNTS, {"margin": 0.4}).margin
-    torch.testing.assert_close(margins, topkit.class_margins(COUNTS, 0.4))
+    torch.testing.assert_close(margins, topklass.class_margins(COUNTS, 0.4))
 
 
 def test_gradient_scale_matches_cross_entropy():
@@ -140,5 +140,5 @@ def test_options_that_suit_the_head():
 def test_a_cosine_head_scales_for_losses_that_do_not(loss, scale):
     signature = Signature(tuple("abcdefg"), 1, 8, 8, None, (0.0,), (1.0,))
     network = build_network(Recipe(loss=loss, head="cosine"), signature)
-    (head,) = (m for m in network.modules() if isinstance(m, topkit.CosineClassifier))
+    (head,) = (m for m in network.modules() if isinstance(m, topklass.CosineClassifier))
     assert float(head.scale) == scale

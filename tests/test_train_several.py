@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from test_train_engine import assert_same_weights, stop_at, toy
-from topkit.train import Interrupted, Recipe, several, train
-from topkit.train.several import differences, is_finished, train_all
+from topklass.train import Interrupted, Recipe, several, train
+from topklass.train.several import differences, is_finished, train_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -103,8 +103,8 @@ def in_group(runs: dict[Path, Recipe], script: Path) -> subprocess.Popen[bytes]:
         "    os.write(1, b'starting\\n')\n"  # at once, as two of them may write
         "    time.sleep(0.5)\n"
         "from pathlib import Path\n"
-        "from topkit.train import several\n"
-        "from topkit.train.recipe import Recipe\n"
+        "from topklass.train import several\n"
+        "from topklass.train.recipe import Recipe\n"
         "if __name__ == '__main__':\n"
         f"    runs = {{Path(folder): Recipe().with_changes(settings) for folder, settings in "
         f"{[(str(folder), vars(recipe)) for folder, recipe in runs.items()]!r}}}\n"

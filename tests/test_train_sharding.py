@@ -12,7 +12,7 @@ import torch
 from image_folders import write_folder
 from test_train_details import epochs
 from test_train_engine import assert_same_weights, weights
-from topkit.train.sharding import Sharded, strategy
+from topklass.train.sharding import Sharded, strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 SCRIPT = """
@@ -20,7 +20,7 @@ import os, sys, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
 import pytest, torch
 import test_train_engine as t
-from topkit.train import sharding
+from topklass.train import sharding
 
 sharding.PIECE = 1000  # several pieces
 folder = Path(sys.argv[1])
@@ -61,7 +61,7 @@ def test_the_command(tmp_path):
     arguments = f"--data {folder} --run {tmp_path / 'run'} --crop 12 --k 2 --epochs 2".split()
     more = ["--batch-size", "6", "--workers", "1", "--strategy", "fsdp", "--devices", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "topkit.cli", "train", *arguments, *more],
+        [sys.executable, "-m", "topklass.cli", "train", *arguments, *more],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         timeout=200,

@@ -6,7 +6,7 @@ from random import Random
 import mpmath
 import pytest
 
-from topkit.train.statistics import Spread, difference, estimate, pooled, two_sided
+from topklass.train.statistics import Spread, difference, estimate, pooled, two_sided
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 11, 40])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import hessian, jacobian
 
-import topkit
+import topklass
 from losses_table import CLASSES, LOSSES, Loss, problem
 from synchronisation import no_synchronisation
 
@@ -211,7 +211,7 @@ def test_compile(loss):
 @pytest.mark.slow
 def test_compile_class_probabilities():
     input, target = problem((4, C), "probabilities", dtype=torch.float32)
-    module = topkit.SmoothTopKLoss(2, weight=torch.rand(C), label_smoothing=0.1)
+    module = topklass.SmoothTopKLoss(2, weight=torch.rand(C), label_smoothing=0.1)
     torch._dynamo.reset()
     value = torch.compile(module, fullgraph=True)(input.requires_grad_(), target)
     (actual,) = torch.autograd.grad(value, input)

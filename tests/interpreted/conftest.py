@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from topkit.dispatch import INTERPRETED
+from topklass.dispatch import INTERPRETED
 
 collect_ignore_glob = [] if INTERPRETED else ["*.py"]
 

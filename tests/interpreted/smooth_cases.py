@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
-from topkit.functional import smooth_topk_loss
-from topkit.kernels.rows import plan
-from topkit.reference.limits import LARGEST_K_IN_FLOAT32
+import topklass
+from topklass.functional import smooth_topk_loss
+from topklass.kernels.rows import plan
+from topklass.reference.limits import LARGEST_K_IN_FLOAT32
 
 
 def split(k: int) -> int:
@@ -30,7 +30,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Loss and gradient; the logits keep their layout, and must keep their values."""
     leaf, before = input.detach().requires_grad_(), input.clone()
-    with topkit.use_backend(backend):
+    with topklass.use_backend(backend):
         loss = smooth_topk_loss(leaf, target, k, tau, **options)
         loss.backward(torch.ones_like(loss) if outgoing is None else outgoing)
     torch.testing.assert_close(input, before, rtol=0, atol=0, equal_nan=True)

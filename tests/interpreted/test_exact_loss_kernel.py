@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
-from topkit.functional import noised_topk_loss
-from topkit.kernels import expected, noised
+import topklass
+from topklass.functional import noised_topk_loss
+from topklass.kernels import expected, noised
 
 K, N = 3, 12
 
 
 def value_and_gradient(backend: str, logits: Tensor, target: Tensor, k: int = K, **options):
     leaf = logits.clone().requires_grad_()
-    with topkit.use_backend(backend):
+    with topklass.use_backend(backend):
         loss = noised_topk_loss(leaf, target, k, samples=None, **options)
         loss.backward(outgoing(loss))
     return loss.detach(), leaf.grad
@@ -138,7 +138,7 @@ def test_launches(monkeypatch):
     monkeypatch.setattr(expected, "launch", launch)
     value, _ = value_and_gradient("kernel", some_logits(), TARGET)
     assert launched == [(expected.expected_kernel, True), (expected.scaled_kernel, None)]
-    with topkit.use_backend("kernel"), torch.no_grad():
+    with topklass.use_backend("kernel"), torch.no_grad():
         leaf = some_logits().requires_grad_()
         assert noised_topk_loss(leaf, TARGET, K, samples=None) == value
     assert launched[2:] == [(expected.expected_kernel, False)]
@@ -149,7 +149,7 @@ def test_second_derivatives_and_batches_of_gradients():
     second, batched = [], []
     for backend in ("kernel", "reference"):
         leaf = logits.clone().requires_grad_()
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             losses = noised_topk_loss(leaf, target, K, samples=None, reduction="none")
         options = {"is_grads_batched": True, "retain_graph": True}
         batched += torch.autograd.grad(losses, leaf, torch.eye(3), **options)
@@ -164,7 +164,7 @@ def test_no_kernel():
     """Without noise there is nothing to integrate; other obstacles are those of all losses."""
     logits, target = some_logits(), TARGET.clamp(min=0)
     check(logits, target, epsilon=0.0)
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         with pytest.raises(RuntimeError, match="class probabilities"):
             noised_topk_loss(logits, torch.full((5, N), 1 / N), K, samples=None)
         with pytest.raises(RuntimeError, match="k = 65"):
@@ -183,7 +183,7 @@ def test_a_compiler_gets_copies(module, samples, monkeypatch):
     )
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     logits, target, margin, weight = given
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         noised_topk_loss(logits, target, K, samples=samples, margin=margin, weight=weight)
     (arguments,) = launched
     for ours, theirs in zip(arguments, given, strict=False):

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
-from topkit import expected_topk
-from topkit.kernels import expected
+import topklass
+from topklass import expected_topk
+from topklass.kernels import expected
 
 
 def value_and_gradient(backend: str, scores: Tensor, k: int, epsilon: float = 0.5):
     leaf = scores.detach().requires_grad_()
-    with topkit.use_backend(backend):
+    with topklass.use_backend(backend):
         value = expected_topk(leaf, k, epsilon)
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
     return value.detach(), gradient
@@ -53,7 +53,7 @@ def test_candidates_at_a_time(k):
 
 def test_largest_k():
     check(torch.randn(1, 70), 64)
-    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 65, only up to 64"):
+    with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 65, only up to 64"):
         expected_topk(torch.randn(1, 70), 65)
 
 
@@ -143,7 +143,7 @@ def test_value_without_gradient(mode, monkeypatch):
         real(*arguments)
 
     monkeypatch.setattr(expected, "launch", launch)
-    with topkit.use_backend("kernel"), mode():
+    with topklass.use_backend("kernel"), mode():
         again = expected_topk(scores, 2, 0.5)
     assert torch.equal(value, again)
     assert launched == [False]
@@ -155,7 +155,7 @@ def test_second_derivatives():
     second = []
     for backend in ("kernel", "reference"):
         leaf = scores.clone().requires_grad_()
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             value = expected_topk(leaf, 2, 0.5).sum()
         (first,) = torch.autograd.grad(value, leaf, create_graph=True)
         second += torch.autograd.grad((first**2).sum(), leaf)
@@ -165,7 +165,7 @@ def test_second_derivatives():
 
 def test_batches_of_gradients():
     leaf = torch.randn(2, 6).requires_grad_()
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         value = expected_topk(leaf, 2, 0.5)
     (each,) = torch.autograd.grad(value, leaf, torch.eye(2), is_grads_batched=True)
     _, gradient = value_and_gradient("reference", leaf, 2)
@@ -176,7 +176,7 @@ def test_far_tail():
     """Many classes far below still count: 600 of them, five noises down."""
     scores = torch.full((1, 602), -5.0)
     scores[0, :2] = torch.tensor([0.0, 0.1])
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         value = expected_topk(scores, 2, 1.0)
     exact = expected_topk(scores.double(), 2, 1.0)
     torch.testing.assert_close(value.double(), exact, rtol=0, atol=1e-6)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-import topkit
-from topkit import dispatch
-from topkit.functional import noised_topk_loss, smooth_topk_loss
+import topklass
+from topklass import dispatch
+from topklass.functional import noised_topk_loss, smooth_topk_loss
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ class TestByDefault:
         def fail(*_: object) -> None:
             raise AssertionError
 
-        monkeypatch.setattr("topkit.kernels.smooth.smooth_loss", fail)
+        monkeypatch.setattr("topklass.kernels.smooth.smooth_loss", fail)
         with pytest.raises(AssertionError):
             smooth_topk_loss(torch.randn(2, 9), torch.arange(2), 3)
 
@@ -31,11 +31,11 @@ class TestByDefault:
         with FakeTensorMode():
             value = smooth_topk_loss(torch.randn(2, 9), torch.arange(2), 3)
             assert value.shape == ()
-            assert topkit.noised_topk(torch.randn(2, 9), 3).shape == (2,)
+            assert topklass.noised_topk(torch.randn(2, 9), 3).shape == (2,)
 
     @pytest.mark.filterwarnings("ignore")
     def test_trace(self):
-        module = topkit.SmoothTopKLoss(k=3)
+        module = topklass.SmoothTopKLoss(k=3)
         logits, target = torch.randn(2, 9), torch.arange(2)
         traced = torch.jit.trace(module, (logits, target), check_trace=False)
         other = torch.randn(2, 9)
@@ -65,7 +65,7 @@ class TestByDefault:
 
 def test_numbers_of_numpy():
     logits, target = torch.randn(2, 9), torch.tensor([1, 2])
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         plain = smooth_topk_loss(logits, target, 3, 0.5, 0.25, ignore_index=1)
         options = {"ignore_index": np.int64(1)}
         value = smooth_topk_loss(
@@ -74,14 +74,14 @@ def test_numbers_of_numpy():
         assert value == plain
         k, samples = np.int32(2), np.int64(3)
         noised_topk_loss(logits, target, k, np.float32(0.1), samples, np.float64(1), **options)
-        topkit.noised_topk(logits, k, np.float32(0.1), samples)
-        assert torch.equal(topkit.log_esp(logits, k), topkit.log_esp(logits, 2))
-        assert torch.equal(topkit.topk_marginals(logits, k), topkit.topk_marginals(logits, 2))
+        topklass.noised_topk(logits, k, np.float32(0.1), samples)
+        assert torch.equal(topklass.log_esp(logits, k), topklass.log_esp(logits, 2))
+        assert torch.equal(topklass.topk_marginals(logits, k), topklass.topk_marginals(logits, 2))
 
 
 def test_margin_without_dimensions():
     logits, target = torch.randn(2, 9), torch.arange(2)
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         for loss in (smooth_topk_loss, noised_topk_loss):
             first, second = (
                 loss(logits, target, 3, margin=margin, **noise(loss))

@@ -32,9 +32,9 @@ from test_smooth_kernel_contract import (  # noqa: F401
     test_without_gradient,
 )
 
-import topkit
-from topkit.functional import smooth_topk_loss
-from topkit.kernels import long_lists, smooth
+import topklass
+from topklass.functional import smooth_topk_loss
+from topklass.kernels import long_lists, smooth
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -146,5 +146,5 @@ def test_rows_that_do_not_lie_in_one_piece():
 def test_longest_list():
     scores, target = problem(1, 1100)
     check(scores, target, 1024)
-    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 1025, only up to"):
+    with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 1025, only up to"):
         smooth_topk_loss(scores, target, 1025)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
-from topkit.functional import calibrated_topk_hinge_loss, noised_topk_loss
+import topklass
+from topklass.functional import calibrated_topk_hinge_loss, noised_topk_loss
 
 
 def value_and_gradient(function, scores: Tensor) -> tuple[Tensor, Tensor]:
     """By the kernel, which leaves the scores as they are."""
     leaf, before = scores.detach().requires_grad_(), scores.clone()
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         value = function(leaf)
         (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
     torch.testing.assert_close(scores, before, rtol=0, atol=0, equal_nan=True)
@@ -38,7 +38,7 @@ def test_without_noise(rows, n, k):
     """The k-th largest, and the whole gradient on it."""
     scores = torch.randn(rows, n)
     value, gradient = value_and_gradient(
-        lambda s: topkit.noised_topk(s, k, epsilon=0.0, samples=3), scores
+        lambda s: topklass.noised_topk(s, k, epsilon=0.0, samples=3), scores
     )
     top = scores.topk(k)
     torch.testing.assert_close(value, top.values[:, -1])
@@ -51,7 +51,7 @@ def test_without_noise(rows, n, k):
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 7, 7), (3, 40, 5), (2, 1030, 11), (2, 70, 64)])
 def test_gradient_counts_samples(rows, n, k, samples):
     value, gradient = value_and_gradient(
-        lambda s: topkit.noised_topk(s, k, 1.0, samples), torch.randn(rows, n)
+        lambda s: topklass.noised_topk(s, k, 1.0, samples), torch.randn(rows, n)
     )
     counts = gradient * samples
     assert value.isfinite().all()
@@ -65,14 +65,14 @@ def test_noise_is_that_of_the_seed():
 
     def draw(seed: int) -> tuple[Tensor, Tensor]:
         return value_and_gradient(
-            lambda s: topkit.noised_topk(s, 5, generator=generator(seed)), scores
+            lambda s: topklass.noised_topk(s, 5, generator=generator(seed)), scores
         )
 
     for a, b, c in zip(draw(1), draw(1), draw(2), strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
     first, second = (
-        value_and_gradient(lambda s: topkit.noised_topk(s, 5), scores)[0] for _ in "ab"
+        value_and_gradient(lambda s: topklass.noised_topk(s, 5), scores)[0] for _ in "ab"
     )
     assert not torch.equal(first, second)
 
@@ -81,7 +81,7 @@ def test_noise_is_normal():
     """Of one class, the value is its mean noise: independent in rows and samples."""
     for samples in (1, 16):
         value, _ = value_and_gradient(
-            lambda s, b=samples: math.sqrt(b) * topkit.noised_topk(s, 1, 1.0, b), torch.zeros(50, 1)
+            lambda s, b=samples: math.sqrt(b) * topklass.noised_topk(s, 1, 1.0, b), torch.zeros(50, 1)
         )
         assert abs(value.mean()) < 5 / math.sqrt(50)
         assert abs(value.std() - 1) < 5 / math.sqrt(100)
@@ -91,9 +91,9 @@ def test_noise_is_normal():
 @pytest.mark.parametrize(("n", "k"), [(30, 4), (40, 34)])
 def test_mean_is_that_of_the_reference(n, k):
     scores = torch.linspace(-2, 2, n).expand(60, n)
-    ours, shares = value_and_gradient(lambda s: topkit.noised_topk(s, k, 1.0, 16), scores)
+    ours, shares = value_and_gradient(lambda s: topklass.noised_topk(s, k, 1.0, 16), scores)
     leaf = scores.clone().requires_grad_()
-    expected = topkit.noised_topk(leaf, k, 1.0, 16)
+    expected = topklass.noised_topk(leaf, k, 1.0, 16)
     expected.sum().backward()
     error = ((ours.var() + expected.var()) / 60).sqrt()
     assert (ours.mean() - expected.mean()).abs() < 5 * error
@@ -162,7 +162,7 @@ def test_fewer_than_k_present():
     loss, gradient = value_and_gradient(lambda s: noised_topk_loss(s, torch.tensor([0]), 3), scores)
     assert loss == 0
     assert torch.equal(gradient, torch.zeros(1, 9))
-    value, _ = value_and_gradient(lambda s: topkit.noised_topk(s, 3), scores)
+    value, _ = value_and_gradient(lambda s: topklass.noised_topk(s, 3), scores)
     assert value == -math.inf
     loss, gradient = value_and_gradient(lambda s: noised_topk_loss(s, torch.tensor([8]), 3), scores)
     assert loss == math.inf  # the label is absent, too
@@ -201,7 +201,7 @@ def test_shapes(shape):
     expected.sum().backward()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(gradient, leaf.grad)
-    assert topkit.noised_topk(scores.movedim(min(1, len(shape) - 1), -1), 2).shape == loss.shape
+    assert topklass.noised_topk(scores.movedim(min(1, len(shape) - 1), -1), 2).shape == loss.shape
 
 
 def test_layouts():
@@ -212,14 +212,14 @@ def test_layouts():
     )
     assert torch.equal(strided, contiguous)
     for scores in (torch.randn(9, 3).T, torch.randn(6, 9)[::2], torch.randn(28)[1:].view(3, 9)):
-        value, _ = value_and_gradient(lambda s: topkit.noised_topk(s, 2, 0.0), scores)
+        value, _ = value_and_gradient(lambda s: topklass.noised_topk(s, 2, 0.0), scores)
         torch.testing.assert_close(value, scores.topk(2).values[:, 1])
 
 
 def test_outgoing_gradients():
     leaf = torch.randn(3, 9, requires_grad=True)
-    with topkit.use_backend("kernel"):
-        value = topkit.noised_topk(leaf, 2)
+    with topklass.use_backend("kernel"):
+        value = topklass.noised_topk(leaf, 2)
     (one,) = torch.autograd.grad(value, leaf, torch.ones(3), retain_graph=True)
     for outgoing in (torch.randn(3), torch.tensor(-2.0).expand(3), torch.randn(3, 2)[:, 1]):
         (gradient,) = torch.autograd.grad(value, leaf, outgoing, retain_graph=True)
@@ -229,10 +229,10 @@ def test_outgoing_gradients():
 def test_no_second_derivative():
     leaf = torch.randn(3, 9, requires_grad=True)
     for function in (
-        lambda s: topkit.noised_topk(s, 2).sum(),
+        lambda s: topklass.noised_topk(s, 2).sum(),
         lambda s: noised_topk_loss(s, torch.tensor([0, 1, 2]), 2, margin=10.0),
     ):
-        with topkit.use_backend("kernel"):
+        with topklass.use_backend("kernel"):
             (gradient,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
         with pytest.raises(RuntimeError, match="no second derivative"):
             gradient.square().sum().backward()
@@ -244,5 +244,5 @@ def test_no_second_derivative():
     ids=["noise", "samples"],
 )
 def test_what_there_is_no_kernel_for(match, arguments):
-    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match=match):
-        topkit.noised_topk(torch.randn(3, 9), 2, **arguments)
+    with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match=match):
+        topklass.noised_topk(torch.randn(3, 9), 2, **arguments)

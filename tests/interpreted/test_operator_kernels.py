@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
+import topklass
 from test_accuracy import rows as hard_rows
-from topkit.kernels.rows import plan
+from topklass.kernels.rows import plan
 
 ROUNDING = 1.2e-7
 SPLIT = next(n for n in range(2052, 10**6, 2048) if plan(3, n, 3, exact=True).parts > 1)
-OPERATORS = [topkit.log_esp, topkit.topk_marginals]
+OPERATORS = [topklass.log_esp, topklass.topk_marginals]
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda f: f.__name__)
 
 
 def apply(operator, scores: Tensor, k: int, backend: str) -> Tensor:
     before = scores.clone()
-    with topkit.use_backend(backend), torch.no_grad():
+    with topklass.use_backend(backend), torch.no_grad():
         result = operator(scores, k)
     torch.testing.assert_close(scores, before, rtol=0, atol=0, equal_nan=True)
     return result
@@ -52,7 +52,7 @@ def test_error_is_at_most_twice_that_of_the_reference(operator, n, k):
     assert_within_budget(operator, torch.tensor(rows), k)
 
 
-@pytest.mark.parametrize(("operator", "k"), [(topkit.log_esp, 16), (topkit.topk_marginals, 32)])
+@pytest.mark.parametrize(("operator", "k"), [(topklass.log_esp, 16), (topklass.topk_marginals, 32)])
 def test_largest_k(operator, k):
     scores = torch.stack([torch.zeros(100), 3 * torch.randn(100)])
     assert_within_budget(operator, scores, k)
@@ -120,7 +120,7 @@ def test_derivatives(operator):
     for backend in ("kernel", "reference"):
         torch.manual_seed(0)
         leaf = torch.randn(2, 9, requires_grad=True)
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             value = operator(leaf, 3)
         (gradient,) = torch.autograd.grad(value.square().sum(), leaf, create_graph=True)
         results.append((gradient, torch.autograd.grad(gradient.square().sum(), leaf)[0]))

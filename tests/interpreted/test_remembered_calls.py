@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import topkit
-from topkit import dispatch
-from topkit.functional import noised_topk_loss, smooth_topk_loss
+import topklass
+from topklass import dispatch
+from topklass.functional import noised_topk_loss, smooth_topk_loss
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def losses(logits: torch.Tensor, target: torch.Tensor, **options: object) -> tor
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_same_results(reduction):
     logits, target = torch.randn(4, 9), torch.tensor([0, 5, 2, 8])
-    with topkit.use_backend("reference"):
+    with topklass.use_backend("reference"):
         expected_leaf = logits.clone().requires_grad_()
         expected = losses(expected_leaf, target, ignore_index=5, reduction=reduction)
         expected.sum().backward()
@@ -36,10 +36,10 @@ def test_same_results(reduction):
 
 def test_modules_share_what_is_remembered():
     logits, target = torch.randn(4, 9), torch.arange(4)
-    first = topkit.SmoothTopKLoss(k=3)(logits, target)
-    assert torch.equal(topkit.SmoothTopKLoss(k=3)(logits, target), first)
+    first = topklass.SmoothTopKLoss(k=3)(logits, target)
+    assert torch.equal(topklass.SmoothTopKLoss(k=3)(logits, target), first)
     assert len(dispatch._served) == 1
-    topkit.SmoothTopKLoss(k=2)(logits, target)
+    topklass.SmoothTopKLoss(k=2)(logits, target)
     assert len(dispatch._served) == 2
 
 
@@ -55,7 +55,7 @@ def test_second_derivatives_of_a_remembered_call(loss):
     results = []
     for backend in ("auto", "reference"):
         leaf = logits.clone().requires_grad_()
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             (gradient,) = torch.autograd.grad(loss(leaf, target), leaf, create_graph=True)
             results.append(torch.autograd.grad(gradient.square().sum(), leaf)[0])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-7 if loss is losses else 1e-5)
@@ -114,7 +114,7 @@ def test_what_is_not_remembered(change):
         target = torch.arange(8)[::2]
     value = losses(logits, target, **options)
     assert len(dispatch._served) == 1
-    with topkit.use_backend("reference"):
+    with topklass.use_backend("reference"):
         expected = losses(logits, target, **options)
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
 
@@ -130,7 +130,7 @@ def test_half_precision_is_remembered(dtype, autocast):
             value = losses(logits, target)
             assert value.dtype == (torch.float32 if autocast else dtype)
             assert len(dispatch._served) == 2
-        with topkit.use_backend("reference"):
+        with topklass.use_backend("reference"):
             expected = losses(logits, target)
     torch.testing.assert_close(value, expected)
 

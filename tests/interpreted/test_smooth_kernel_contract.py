@@ -5,8 +5,8 @@ import torch
 from smooth_cases import SPLIT, SPLIT_K, check, problem, run
 from torch import Tensor
 
-import topkit
-from topkit.functional import smooth_topk_loss
+import topklass
+from topklass.functional import smooth_topk_loss
 
 # Options
 
@@ -66,7 +66,7 @@ def test_half_precision_is_computed_in_float32(dtype, n, k):
 def test_autocast():
     scores, target = problem(2, 33, torch.bfloat16)
     leaf = scores.requires_grad_()
-    with topkit.use_backend("kernel"), torch.autocast("cpu", dtype=torch.bfloat16):
+    with topklass.use_backend("kernel"), torch.autocast("cpu", dtype=torch.bfloat16):
         loss = smooth_topk_loss(leaf, target)
     loss.backward()
     assert loss.dtype == torch.float32
@@ -148,7 +148,7 @@ def derivatives(backend: str, reduction: str, dtype: torch.dtype = torch.float32
     leaf, outgoing = scores.requires_grad_(), torch.rand(3 if reduction == "none" else ())
     outgoing = outgoing.to(dtype).requires_grad_()
     options = {"reduction": reduction, "weight": torch.rand(9), "margin": torch.rand(9)}
-    with topkit.use_backend(backend):
+    with topklass.use_backend(backend):
         loss = smooth_topk_loss(leaf, target, 3, 0.7, **options)
         (gradient,) = torch.autograd.grad(loss, leaf, outgoing, create_graph=True)
         second = torch.autograd.grad(gradient.square().sum(), (leaf, outgoing))
@@ -168,7 +168,7 @@ def test_second_derivatives(reduction, dtype):
 def test_batched_gradients():
     scores, target = problem(3, 9)
     leaf, outgoing = scores.requires_grad_(), torch.randn(4, 3)
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         loss = smooth_topk_loss(leaf, target, 3, reduction="none")
     (batch,) = torch.autograd.grad(loss, leaf, outgoing, is_grads_batched=True, retain_graph=True)
     for gradient, vector in zip(batch, outgoing, strict=True):
@@ -178,7 +178,7 @@ def test_batched_gradients():
 def test_backward_twice():
     scores, target = problem(3, 9)
     leaf = scores.requires_grad_()
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         loss = smooth_topk_loss(leaf, target, 3)
     (first,) = torch.autograd.grad(loss, leaf, retain_graph=True)
     (second,) = torch.autograd.grad(loss, leaf, torch.tensor(2.0))
@@ -188,7 +188,7 @@ def test_backward_twice():
 def test_without_gradient():
     scores, target = problem(3, 9)
     expected, _ = run(scores, target, 3)
-    with topkit.use_backend("kernel"):
+    with topklass.use_backend("kernel"):
         assert torch.equal(smooth_topk_loss(scores, target, 3), expected)
         with torch.no_grad():
             assert torch.equal(smooth_topk_loss(scores.requires_grad_(), target, 3), expected)
@@ -198,8 +198,8 @@ def test_without_gradient():
 
 def test_module():
     scores, target = problem(3, 9)
-    module = topkit.SmoothTopKLoss(3, margin=torch.rand(9), weight=torch.rand(9))
-    with topkit.use_backend("kernel"):
+    module = topklass.SmoothTopKLoss(3, margin=torch.rand(9), weight=torch.rand(9))
+    with topklass.use_backend("kernel"):
         loss = module(scores, target)
     torch.testing.assert_close(loss, module(scores, target))
 
@@ -214,10 +214,10 @@ def test_kernels_compute_only_where_they_are_demanded(monkeypatch):
         calls.append(scores)
         return scores.sum()
 
-    monkeypatch.setattr("topkit.kernels.smooth.smooth_loss", recorded)
+    monkeypatch.setattr("topklass.kernels.smooth.smooth_loss", recorded)
     scores, target = problem(2, 9)
     for backend, expected in (("auto", 0), ("reference", 0), ("kernel", 1)):
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             smooth_topk_loss(scores, target, 3)
         assert len(calls) == expected
 
@@ -230,6 +230,6 @@ def test_torch_func_is_refused_and_otherwise_served():
         return smooth_topk_loss(x, target, 3)
 
     for transformed in (torch.func.grad(loss), torch.func.hessian(loss)):
-        with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="vmap"):
+        with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="vmap"):
             transformed(scores)
     torch.testing.assert_close(torch.func.grad(loss)(scores), run(scores, target, 3)[1])

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import topkit
-from topkit.functional import topk_cross_entropy
+import topklass
+from topklass.functional import topk_cross_entropy
 
 every_k = pytest.mark.parametrize("k", [1, 3, {1: 0.5, 3: 0.25, 5: 0.25}], ids=str)
 
 
 def run(backend: str, logits: Tensor, target: Tensor, k, **options) -> tuple[Tensor, Tensor]:
     leaf = logits.clone().requires_grad_()
-    with topkit.use_backend(backend):
+    with topklass.use_backend(backend):
         value = topk_cross_entropy(leaf, target, k, **options)
         value.backward(torch.arange(1.0, value.numel() + 1).reshape(value.shape).to(value))
     return value.detach(), leaf.grad
@@ -57,8 +57,8 @@ def test_each_length_by_a_kernel(k, served, monkeypatch):
         assert (tau, margin) == (1 / k, 0.0)
         return scores.sum(1)
 
-    monkeypatch.setattr("topkit.kernels.smooth.smooth_loss", recorded)
-    with topkit.use_backend("kernel"):
+    monkeypatch.setattr("topklass.kernels.smooth.smooth_loss", recorded)
+    with topklass.use_backend("kernel"):
         topk_cross_entropy(torch.randn(4, 9), torch.arange(4), k, reduction="none")
     assert lengths == served
 
@@ -69,7 +69,7 @@ def test_second_derivatives(k):
     results = []
     for backend in ("kernel", "reference"):
         leaf = logits.clone().requires_grad_()
-        with topkit.use_backend(backend):
+        with topklass.use_backend(backend):
             value = topk_cross_entropy(leaf, target, k)
         (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
         results.append(torch.autograd.grad(gradient.square().sum(), leaf)[0])
@@ -88,9 +88,9 @@ def test_what_kernels_refuse():
     logits, target = torch.randn(2, 1030), torch.tensor([1, 2])
     mixture = {1: 1.0, 1025: 1.0}
     with (
-        topkit.use_backend("kernel"),
+        topklass.use_backend("kernel"),
         pytest.raises(RuntimeError, match="k = 1025, only up to 1024"),
     ):
         topk_cross_entropy(logits, target, mixture)
-    with topkit.use_backend("kernel"), pytest.raises(RuntimeError, match="label smoothing"):
+    with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="label smoothing"):
         topk_cross_entropy(logits, target, {1: 1.0, 4: 1.0}, label_smoothing=0.1)

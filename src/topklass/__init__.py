@@ -1,0 +1,73 @@
+"""Losses and operators for classifiers that may show a short list of guesses.
+
+>>> import torch, topklass
+>>> criterion = topklass.SmoothTopKLoss(k=2)  # takes what nn.CrossEntropyLoss takes
+>>> criterion(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([0]))
+tensor(0.6931)
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+from topklass import functional
+from topklass.dispatch import use_backend
+from topklass.functional import topk_accuracy
+from topklass.heads import CosineClassifier
+from topklass.losses import (
+    CalibratedTopKHingeLoss,
+    ConvexTopKHingeLoss,
+    FocalLoss,
+    LDAMLoss,
+    MultiLabelSmoothTopKLoss,
+    NoisedTopKLoss,
+    SmoothTopKLoss,
+    TopKCrossEntropyLoss,
+    TopKHingeLoss,
+)
+from topklass.operators import (
+    class_margins,
+    class_weights,
+    expected_topk,
+    log_esp,
+    noised_topk,
+    topk_marginals,
+)
+from topklass.prediction import predict_topk
+from topklass.reweighting import DeferredReweighting
+from topklass.sets import AverageKSets, ConformalSets, TopKSets
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AverageKSets",
+    "CalibratedTopKHingeLoss",
+    "ConformalSets",
+    "ConvexTopKHingeLoss",
+    "CosineClassifier",
+    "DeferredReweighting",
+    "FocalLoss",
+    "LDAMLoss",
+    "MultiLabelSmoothTopKLoss",
+    "NoisedTopKLoss",
+    "SmoothTopKLoss",
+    "TopKCrossEntropyLoss",
+    "TopKHingeLoss",
+    "TopKSets",
+    "class_margins",
+    "class_weights",
+    "expected_topk",
+    "functional",
+    "log_esp",
+    "noised_topk",
+    "predict_topk",
+    "topk_accuracy",
+    "topk_marginals",
+    "use_backend",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """What needs ``topklass[train]`` is imported when it is asked for."""
+    if name in ("data", "metrics", "models", "train"):
+        return import_module(f"topklass.{name}")
+    raise AttributeError(f"module 'topklass' has no attribute {name!r}")

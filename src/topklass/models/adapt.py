@@ -1,0 +1,106 @@
+"""Networks that others made, for other images and other classes."""
+
+import torch
+from torch import nn
+
+from topklass.heads import CosineClassifier
+
+
+def take_grey(network: nn.Module) -> None:
+    """Let a network of colour images take grey ones, with the scores of grey images in colour.
+
+    The weights of the first convolution are summed over its three channels. This is right for
+    random and for trained weights.
+
+    Args:
+        network: a network whose first convolution has three channels; changed in place.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 1, 5, 5)
+        >>> expected = network(images.expand(2, 3, 5, 5))
+        >>> take_grey(network)
+        >>> torch.allclose(network(images), expected, atol=1e-5)
+        True
+    """
+    kind = type(network).__name__
+    if getattr(network, "transform_input", False):
+        raise ValueError(f"{kind} with transform_input, as when pretrained, needs channels=3")
+    first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is None or first.in_channels != 3:
+        given = "no convolution" if first is None else f"one of {first.in_channels}"
+        raise ValueError(f"channels=1 needs a first convolution of 3 channels, {kind} has {given}")
+    first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
+    first.in_channels = 1
+
+
+def last_linear(network: nn.Module, outputs: int) -> str:
+    """Find the layer that gives the scores: the last linear one with so many outputs.
+
+    Args:
+        network: a classifier.
+        outputs: its number of classes.
+
+    Returns:
+        The layer's name in ``network.named_modules()``.
+
+    Example:
+        >>> last_linear(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), 8)
+        '2'
+    """
+    names: list[str] = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == outputs
+    ]
+    if not names:
+        raise ValueError(
+            f"{type(network).__name__} has no linear layer with {outputs} outputs that could be "
+            "replaced: take another network, or head='linear' and pretrained=False"
+        )
+    return names[-1]
+
+
+def replace_head(network: nn.Module, outputs: int, classes: int, scale: float | None) -> None:
+    """Put a new last layer into a network: cosines times a scale, or a linear one without scale.
+
+    Args:
+        network: a classifier; changed in place.
+        outputs: its number of classes.
+        classes: the number of classes that it should have.
+        scale: that of :class:`topklass.CosineClassifier`; None for a linear layer.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1000))
+        >>> replace_head(network, 1000, 5, scale=None)
+        >>> network[-1]
+        Linear(in_features=8, out_features=5, bias=True)
+    """
+    name = last_linear(network, outputs)
+    old = network.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    new: nn.Module
+    if scale is None:
+        new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+    else:
+        new = CosineClassifier(old.in_features, classes, scale)
+    network.set_submodule(name, new)
+
+
+def try_images(network: nn.Module, channels: int, size: int) -> None:
+    """Require that a network takes images of this size.
+
+    Args:
+        network: a classifier, in training mode.
+        channels: channels of the images.
+        size: their height and width.
+    """
+    network.eval()
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, channels, size, size))
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(
+            f"{type(network).__name__} cannot take images of {size}×{size}: {error}"
+        ) from error
+    network.train()

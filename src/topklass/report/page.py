@@ -1,0 +1,99 @@
+"""A comparison as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from topklass._files import write_whole
+from topklass.report.colours import DARK_PAGE, LIGHT_PAGE, variables
+from topklass.report.examples import examples
+from topklass.report.figures import pictures, swatches
+from topklass.train.comparison import Comparison
+from topklass.train.finished import FinishedRun, shown
+from topklass.train.headline import headline
+from topklass.train.recipe import LOSS_OPTIONS
+from topklass.train.results_table import results_table
+
+
+def write_report(comparison: Comparison, path: Path) -> None:
+    """Write a page about a comparison: results, figures, test images, recipes.
+
+    It opens without a network and runs no scripts. Test images are shown where the data set is at
+    hand.
+
+    Args:
+        comparison: of :func:`topklass.train.compare`.
+        path: of the file to write.
+    """
+    environment = Environment(
+        loader=PackageLoader("topklass.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("template.html").render(contents(comparison))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(page.encode(errors="replace")))
+
+
+def contents(comparison: Comparison) -> dict[str, Any]:
+    """All that the template shows."""
+    groups = comparison.groups
+    number = f"{len(groups)} recipes" if len(groups) > 1 else "One recipe"
+    return {
+        "title": f"{number} on {comparison.data}, {len(comparison.classes):,} classes",
+        "headline": headline(comparison),
+        "left_out": comparison.left_out,
+        "table": results_table(comparison),
+        "rows": swatches(comparison, "row"),
+        "legend": list(
+            zip(swatches(comparison, "legend"), map(comparison.title, groups), strict=True)
+        ),
+        "several_seeds": len(comparison.runs) > len(groups),
+        "pictures": pictures(comparison),
+        "examples": examples(comparison),
+        "settings": common_settings(comparison),
+        "runs": [_run(comparison, run) for run in comparison.runs],
+        "run_titles": ("run", "loss", *comparison.differing, "seed", "best epoch", "time"),
+        "made_with": made_with(comparison),
+        "colours": {
+            "light": variables(dark=False),
+            "dark": variables(dark=True),
+            "light_page": LIGHT_PAGE,
+            "dark_page": DARK_PAGE,
+        },
+    }
+
+
+def common_settings(comparison: Comparison) -> dict[str, str]:
+    """Settings that are the same in all recipes; those of losses are in the table."""
+    return {
+        name: shown(value)
+        for name, value in comparison.groups[0].settings.items()
+        if name not in (*comparison.differing, "loss", *LOSS_OPTIONS)
+    }
+
+
+def _run(comparison: Comparison, run: FinishedRun) -> tuple[str, ...]:
+    seconds = run.result["seconds"]
+    return (
+        run.folder.name or str(run.folder),
+        run.title,
+        *(shown(run.settings.get(name)) for name in comparison.differing),
+        str(run.recipe.seed),
+        str(run.result["epoch"] + 1),
+        f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s",
+    )
+
+
+def made_with(comparison: Comparison) -> list[str]:
+    """Versions and hardware, each once."""
+    found = []
+    for run in comparison.runs:
+        versions = ", ".join(f"{n} {v}" for n, v in run.result["versions"].items())
+        found.append(f"{versions}; {run.result['hardware']}")
+    return list(dict.fromkeys(found))

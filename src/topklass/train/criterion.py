@@ -1,0 +1,160 @@
+"""Losses by name, with what training has to know about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+
+import topklass
+from topklass.train import study_losses
+
+
+@dataclass(frozen=True)
+class LossInfo:
+    """One loss of the command line."""
+
+    make: Callable[..., nn.Module]
+    about: str
+    options: tuple[str, ...] = ()
+    """Parameters of the loss that may be set, besides k."""
+    takes_k: bool = True
+    margin_by_count: bool = False
+    """Whether classes get margins by their numbers of samples unless a margin is given."""
+    gradient_is_one_in_k: bool = False
+    """Whether its gradient is about 1/k that of cross-entropy."""
+    on_cosines: dict[str, float] = field(default_factory=dict)
+    """Options for a cosine head, unless they are given."""
+    on_logits: dict[str, float] = field(default_factory=dict)
+    """Options for a linear head, unless they are given."""
+
+    @property
+    def scores_need_scale(self) -> bool:
+        """Whether a cosine head has to scale its scores, since the loss does not."""
+        return "scale" not in self.options
+
+
+def make_topk_cross_entropy(k: int, first_guess: float = 0.0) -> topklass.TopKCrossEntropyLoss:
+    """The loss of random lists, of which a share ``first_guess`` has one class, the others k."""
+    if not 0 <= first_guess < 1:
+        raise ValueError(f"first_guess must be at least 0 and less than 1, got {first_guess:g}")
+    if first_guess == 0 or k == 1:
+        return topklass.TopKCrossEntropyLoss(k)
+    return topklass.TopKCrossEntropyLoss({1: first_guess, k: 1 - first_guess})
+
+
+LOSSES = {
+    "cross-entropy": LossInfo(nn.CrossEntropyLoss, "the usual loss, for one guess", takes_k=False),
+    "smooth": LossInfo(
+        topklass.SmoothTopKLoss,
+        "smooth top-k SVM (Berrada et al. 2018)",
+        ("tau", "margin"),
+        gradient_is_one_in_k=True,
+    ),
+    "topk-cross-entropy": LossInfo(
+        make_topk_cross_entropy,
+        "−log of the probability that a list holds the label",
+        ("first_guess",),
+    ),
+    "noised": LossInfo(
+        topklass.NoisedTopKLoss,
+        "noised top-k hinge (Garcin et al. 2022)",
+        ("epsilon", "samples", "margin", "scale"),
+        on_cosines={"epsilon": 0.01, "margin": 0.2, "scale": 60.0},
+    ),
+    "noised-imbalanced": LossInfo(
+        topklass.NoisedTopKLoss,
+        "the same with a margin for each class, for long tails and cosine scores",
+        ("epsilon", "samples", "margin", "scale"),
+        margin_by_count=True,
+        on_cosines={"epsilon": 0.01, "scale": 60.0},
+    ),
+    "calibrated-hinge": LossInfo(
+        topklass.CalibratedTopKHingeLoss, "the label above the (k+1)-th largest score", ("margin",)
+    ),
+    "hinge": LossInfo(topklass.TopKHingeLoss, "the label above its k-th largest rival", ("margin",)),
+    "convex-hinge": LossInfo(
+        topklass.ConvexTopKHingeLoss, "a convex upper bound of the hinge", ("margin",)
+    ),
+    "ldam": LossInfo(
+        topklass.LDAMLoss,
+        "cross-entropy with larger margins for rarer classes (Cao et al. 2019)",
+        ("margin", "scale"),
+        takes_k=False,
+        margin_by_count=True,
+        on_logits={"scale": 1.0},
+    ),
+    "focal": LossInfo(
+        topklass.FocalLoss,
+        "cross-entropy with less weight on easy samples",
+        ("gamma",),
+        takes_k=False,
+    ),
+}
+
+STUDY_LOSSES = {
+    name: LossInfo(make, about, ("tau",), gradient_is_one_in_k=True)
+    for name, make, about in (
+        ("study-summation", study_losses.SummationTopKLoss, "smooth, by summation in float32"),
+        (
+            "study-summation-centred",
+            study_losses.CentredSummationTopKLoss,
+            "the same, below the largest score",
+        ),
+        ("study-published", study_losses.PublishedTopKLoss, "smooth, the published code"),
+        ("study-topklass", study_losses.CountedSmoothTopKLoss, "smooth, with the same counts"),
+    )
+}
+"""For ``topklass reproduce review``: other ways to evaluate a loss, which are not offered."""
+
+
+def loss_info(name: str) -> LossInfo:
+    """The loss of that name, or an error that lists them all."""
+    known = {**LOSSES, **STUDY_LOSSES}
+    if name in known:
+        return known[name]
+    listed = ", ".join(LOSSES)
+    raise ValueError(f"unknown loss {name!r}.{did_you_mean(name, LOSSES)} There are: {listed}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question about the nearest name, if one is near."""
+    near = get_close_matches(name, list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def surplus(name: str, options: Iterable[str]) -> str:
+    """Options that a loss does not have, and those that it has; nothing if it has them all."""
+    known = loss_info(name).options
+    unknown = ", ".join(option for option in options if option not in known)
+    takes = f"takes {', '.join(known)}" if known else "has no options"
+    return f"{unknown}; it {takes}" if unknown else ""
+
+
+def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn.Module:
+    """A criterion for training samples of these class counts.
+
+    Args:
+        name: one of ``LOSSES``.
+        k: length of the list, for losses that take it.
+        counts: number of training samples of each class.
+        options: parameters of the loss; one that it does not have is an error.
+    """
+    info = loss_info(name)
+    if wrong := surplus(name, options):
+        raise ValueError(f"the loss {name!r} has no option {wrong}")
+    arguments: dict[str, Any] = dict(options)
+    if info.takes_k:
+        arguments["k"] = k
+    if info.margin_by_count:
+        largest = [arguments["margin"]] if "margin" in arguments else []
+        arguments["margin"] = topklass.class_margins(counts, *largest)
+    return info.make(**arguments)
+
+
+def gradient_scale(name: str, k: int) -> float:
+    """What to multiply the loss by, to train it with cross-entropy's learning rate."""
+    return float(k) if loss_info(name).gradient_is_one_in_k else 1.0

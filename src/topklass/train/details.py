@@ -1,0 +1,65 @@
+"""What a finished run leaves for comparisons: ranks of test labels, class counts, all epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topklass._provenance import processor
+from topklass.data import Dataset, Split
+from topklass.functional import target_rank
+
+DETAILS = "details.json"
+
+
+def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) -> dict[str, Any]:
+    """The record of a run beside its result.
+
+    Args:
+        dataset: what it was trained and tested on.
+        logits: of the test images, (N, C).
+        epochs: what was logged in each.
+
+    Returns:
+        ``classes``: their names; ``counts``: training images of each; ``labels``: of the test
+        images; ``ranks``: how many classes have larger scores than the label, which tells for every
+        k whether a list holds it; ``images``: a hash of them, if they are in memory; ``epochs``.
+    """
+    labels = dataset.test.labels.cpu()
+    return {
+        "classes": readable(dataset.classes),
+        "counts": dataset.counts.tolist(),
+        "labels": labels.tolist(),
+        "ranks": target_rank(logits, labels).tolist(),
+        "images": digest(dataset.test),
+        "epochs": epochs,
+    }
+
+
+def digest(split: Split) -> str | None:
+    """A hash of images in memory, to tell other ones with the same labels."""
+    if not isinstance(split.images, Tensor):
+        return None
+    return blake2b(split.images.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def readable(names: Iterable[str]) -> list[str]:
+    r"""Names that can be written: what is not Unicode in them becomes a question mark.
+
+    Example:
+        >>> readable(["Ω", "caf\udce9"])
+        ['Ω', 'caf?']
+    """
+    return [name.encode(errors="replace").decode() for name in names]
+
+
+def hardware(device: torch.device) -> str:
+    """Name of the GPU, or of the processor and how many threads it had."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = torch.get_num_threads()
+    return f"{processor()}, {cores} thread{'s' if cores > 1 else ''}"

@@ -1,0 +1,272 @@
+"""From a recipe to a finished run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from torch import Tensor, nn
+
+import topklass
+from topklass import models
+from topklass._files import held
+from topklass._provenance import commit, versions
+from topklass.data import Dataset, Split, cutout, random_crop
+from topklass.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
+from topklass.train.criterion import build_loss, gradient_scale
+from topklass.train.details import DETAILS, details, hardware
+from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches
+from topklass.train.file_check import how_to_go_on, require_readable
+from topklass.train.file_views import centre_view, training_view, worker_count
+from topklass.train.files import before, load_checkpoint, write_json
+from topklass.train.module import Classifier
+from topklass.train.problem import prepare_data, with_validation
+from topklass.train.recipe import Recipe, load_recipe
+from topklass.train.signature import build_network, signature_of
+from topklass.train.trainer import make_trainer, quiet
+
+LAST, BEST = "checkpoints/last.ckpt", "checkpoints/best.ckpt"
+RECIPE, SIGNATURE, RESULT = "recipe.yaml", "signature.json", "result.json"
+LENGTHS = tuple(range(1, 11))
+"""Of the lists whose accuracy is recorded."""
+EVALUATION_BATCH = 1024
+
+
+def train(
+    recipe: Recipe,
+    run: str | Path,
+    *,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Train by a recipe, and leave checkpoints, logs and results in the folder ``run``.
+
+    Ctrl-C ends it after the current step, with a checkpoint; so does a termination signal.
+
+    Args:
+        recipe: all settings.
+        run: a folder, new unless an interrupted run is continued there.
+        resume: continue from the last checkpoint; the result is that of a run without interruption.
+            A finished run is left as it is.
+        dataset: instead of the recipe's; its labels stay as they are. Without validation images a
+            tenth of the training images is held out.
+        console: where progress is shown; None for silence.
+        callbacks: more of Lightning's.
+
+    Returns:
+        The record that is also written to ``run/result.json``; of several processes only the first
+        has it.
+    """
+    run = Path(run)
+    first = getattr(rank_zero_only, "rank", 0) == 0
+    if first:
+        check_run(recipe, run, resume)
+    if resume and (run / RESULT).exists():
+        return json.loads((run / RESULT).read_text()) if first else {}
+    with held(run) if first else nullcontext():
+        return _train(recipe, run, resume, dataset, console, callbacks, first)
+
+
+def _train(
+    recipe: Recipe,
+    run: Path,
+    resume: bool,
+    dataset: Dataset | None,
+    console: Console | None,
+    callbacks: Sequence[Callback],
+    first: bool,
+) -> dict[str, Any]:
+    """What each of several processes does."""
+    dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
+    signature = signature_of(recipe, dataset)
+    network = build_network(recipe, signature, pretrained=recipe.pretrained)
+    batches = training_batches(recipe, dataset.train)
+    assert dataset.validation is not None
+    validation = evaluation_batches(recipe, dataset.validation)
+    if first and console is not None:
+        console.print(description(recipe, dataset, network), markup=False, soft_wrap=True)
+    scale = gradient_scale(recipe.loss, recipe.k) if recipe.match_gradient else 1.0
+    if first and console is not None and scale != 1:
+        console.print(
+            f"The loss is multiplied by {scale:g}, so that cross-entropy's learning rate fits it."
+        )
+    module = Classifier(
+        network,
+        build_loss(recipe.loss, recipe.k, dataset.counts, recipe.loss_options()),
+        recipe,
+        len(dataset.classes),
+        recipe.epochs * len(batches),
+        scale,
+    )
+    if first:  # not before: whatever is wrong has been said by now
+        if not resume:
+            require_readable(dataset, worker_count(recipe))
+            (run / RESULT).unlink(missing_ok=True)
+        run.mkdir(parents=True, exist_ok=True)
+        recipe.save(run / RECIPE)
+        signature.save(run / SIGNATURE)
+    with quiet():
+        trainer = make_trainer(recipe, run, module, console, callbacks)
+    device = trainer.strategy.root_device
+    for each in (batches, validation):
+        each.share(trainer.global_rank, trainer.world_size, device)
+    last = resumable(run / LAST) if resume else None
+    if last is not None:  # Lightning restores the loader in the middle of an epoch, not at its end
+        epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
+        batches.load_state_dict({"epoch": epoch, "step": step})
+    module.began = time.perf_counter()
+    with quiet(), how_to_go_on():
+        trainer.fit(module, batches, validation, ckpt_path=last)
+    seconds = time.perf_counter() - module.began
+    if not first:
+        return {}
+    network = build_network(recipe, signature).to(device)  # the trained one may be in pieces
+    return finish(recipe, run, dataset, network, seconds, module.epochs)
+
+
+def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
+    """What is trained on what, in a line."""
+    assert dataset.validation is not None
+    splits = {
+        "training": dataset.train,
+        "validation": dataset.validation,
+        "test": dataset.test,
+    }
+    images = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
+    millions = models.count_parameters(network) / 1e6
+    suits = recipe.model != "convnet" or isinstance(dataset.train.images, Tensor)
+    return (
+        f"{dataset.name}: {len(dataset.classes):,} classes; {images} images; {recipe.model}, "
+        f"{millions:.2f} M parameters"
+        + ("" if suits else " (made for small images; for files take --model resnet18 or larger)")
+    )
+
+
+def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
+    """See that nothing is overwritten, or that an interrupted run can be continued."""
+    saved = run / RECIPE
+    if resume:
+        if not saved.exists():
+            raise FileNotFoundError(f"there is no run to continue in {run}: it has no {RECIPE}")
+        if load_recipe(saved) != recipe:
+            raise ValueError(
+                f"{saved} is another recipe than the one given: continue without other options, or "
+                "train in another folder"
+            )
+    elif saved.exists() and (resumable(run / LAST) or (run / RESULT).exists()):
+        raise FileExistsError(
+            f"there is a run in {run} already: continue it with --resume, or choose another folder"
+        )
+
+
+def recipe_of(run: Path) -> Recipe:
+    """The recipe of a run, or an error if there is none."""
+    if not (run / RECIPE).exists():
+        raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
+    return load_recipe(run / RECIPE)
+
+
+def resumable(last: Path) -> Path | None:
+    """The last checkpoint, if there is one or one before it."""
+    return last if last.exists() or before(last).exists() else None
+
+
+def make_network(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    """The recipe's network, from bytes to logits; its weights depend on the seed alone."""
+    return build_network(recipe, signature_of(recipe, dataset))
+
+
+def training_batches(recipe: Recipe, split: Split) -> ShuffledBatches:
+    """Batches, augmented as the recipe says."""
+    images, labels, size, seed = split.images, split.labels, recipe.batch_size, recipe.seed
+    if not isinstance(images, Tensor):
+        view, workers = training_view(recipe), worker_count(recipe)
+        return FileTrainingBatches(images, labels, size, seed, view, workers)
+    flip = bool(recipe.flip)
+    shift = partial(random_crop, pad=recipe.pad, flip=flip, border=recipe.border)
+
+    def augment(images: Tensor, stream: torch.Generator) -> Tensor:
+        shifted = shift(images, stream)
+        return cutout(shifted, stream, size=recipe.cutout) if recipe.cutout else shifted
+
+    return TrainingBatches(images, labels, size, seed, augment)
+
+
+def evaluation_batches(recipe: Recipe, split: Split) -> EvaluationBatches | FileEvaluationBatches:
+    """Batches of all samples."""
+    images, labels = split.images, split.labels
+    if isinstance(images, Tensor):
+        return EvaluationBatches(images, labels, EVALUATION_BATCH)
+    view, workers = centre_view(recipe), worker_count(recipe)
+    return FileEvaluationBatches(images, labels, recipe.batch_size, view, workers)
+
+
+def finish(
+    recipe: Recipe,
+    run: Path,
+    dataset: Dataset,
+    network: nn.Module,
+    seconds: float,
+    epochs: list[dict[str, float]],
+) -> dict[str, Any]:
+    """Measure the best checkpoint on the test set, and write the records of the run."""
+    best = load_checkpoint(run / BEST)
+    take_weights(network, best)
+    logits = predictions(recipe, network, dataset.test)
+    lengths, accuracy = accuracies(logits, dataset.test.labels.cpu())
+    record = {
+        "recipe": asdict(recipe),
+        "data": dict(dataset.record),
+        "classes": len(dataset.classes),
+        "parameters": models.count_parameters(network),
+        "epoch": best["epoch"],
+        "test": {
+            average: dict(zip(map(str, lengths), values, strict=True))
+            for average, values in accuracy.items()
+        },
+        "seconds": round(seconds, 1),
+        "versions": versions(),
+        "commit": commit(),
+        "hardware": hardware(next(network.parameters()).device),
+    }
+    write_json(run / DETAILS, details(dataset, logits, epochs))
+    write_json(run / RESULT, record)
+    return record
+
+
+def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, list[float]]]:
+    """Lengths of lists, and their accuracies, micro and macro."""
+    lengths = [k for k in LENGTHS if k <= logits.shape[1]]
+    return lengths, {
+        average: topklass.topk_accuracy(logits, labels, lengths, average).tolist()
+        for average in ("micro", "macro")
+    }
+
+
+def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Give a network its weights of a checkpoint: their moving average, if there is one."""
+    state = checkpoint["state_dict"]
+    prefix = "averaged." if any(name.startswith("averaged.") for name in state) else "network."
+    mine = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+    network.load_state_dict(mine)
+
+
+@torch.no_grad()
+def predictions(recipe: Recipe, network: nn.Module, split: Split) -> Tensor:
+    """Logits of all images, on the CPU."""
+    network.eval()
+    device = next(network.parameters()).device
+    batches = evaluation_batches(recipe, split)
+    return torch.cat([network(images.to(device)).float().cpu() for images, _ in batches])

@@ -1,0 +1,183 @@
+"""Batches of pictures in files, read by worker processes; only a few batches are in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from topklass.data import Pictures, generator
+from topklass.train.batches import Batch, ShuffledBatches, shared_steps
+
+Key = list[tuple[int, int]]
+"""Of a batch: index and epoch of each picture."""
+View = Callable[..., Tensor]
+
+
+class FileTrainingBatches(ShuffledBatches):
+    """Shuffled batches of random views of pictures.
+
+    A view depends on seed, epoch and index of the picture alone, so the number of workers and of
+    processes does not change it.
+
+    Args:
+        pictures: N pictures, read on demand.
+        labels: (N).
+        batch_size: samples of a batch, over all processes.
+        seed: of the order and the views.
+        view: maps a picture and a generator to a tensor; it has to be pickled.
+        workers: processes that read pictures; 0 to read them here.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        labels: Tensor,
+        batch_size: int,
+        seed: int,
+        view: View,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(labels, batch_size, seed)
+        self.views, self.plan, self.workers = Views(pictures, view, seed), Plan(), workers
+        self.share(0, 1, torch.device("cpu"))
+
+    def share(self, rank: int, processes: int, device: torch.device) -> None:
+        """Take the part of process ``rank`` of so many, for its device."""
+        super().share(rank, processes, device)
+        self.loader = make_loader(self.views, self.plan, self.workers, device)
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        chosen = self._chosen(epoch, first)
+        self.plan.steps = [each[self.rank :: self.processes] for each in chosen]
+        self.plan.epoch = epoch
+        for images, mine in zip(readable(self.loader), self.plan.steps, strict=True):
+            yield images, self.labels[mine]
+
+
+class FileEvaluationBatches:
+    """Fixed views of all pictures, in order; with several processes each takes its share.
+
+    Args:
+        pictures: N pictures, read on demand.
+        labels: (N).
+        batch_size: samples of a batch, over all processes.
+        view: maps a picture to a tensor; it has to be pickled.
+        workers: processes that read pictures; 0 to read them here.
+    """
+
+    def __init__(
+        self, pictures: Pictures, labels: Tensor, batch_size: int, view: View, workers: int = 0
+    ) -> None:
+        self.views, self.labels = Views(pictures, view), labels
+        self.batch_size, self.workers = batch_size, workers
+        self.share(0, 1, torch.device("cpu"))
+
+    def share(self, rank: int, processes: int, device: torch.device) -> None:
+        """Take the part of process ``rank`` of so many, for its device."""
+        self.plan = Plan(shared_steps(len(self.labels), self.batch_size, rank, processes))
+        workers = min(self.workers, len(self)) if len(self) > 1 else 0
+        self.loader = make_loader(self.views, self.plan, workers, device)
+
+    def __len__(self) -> int:
+        return len(self.plan.steps)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, mine in zip(readable(self.loader), self.plan.steps, strict=True):
+            yield images, self.labels[mine]
+
+
+@dataclass
+class Plan:
+    """The samples of each step, told to the loader before every epoch."""
+
+    steps: list[Tensor] = field(default_factory=list)
+    epoch: int = 0
+
+    def __iter__(self) -> Iterator[Key]:
+        for step in self.steps:
+            yield [(index, self.epoch) for index in step.tolist()]
+
+
+class UnreadableError(ValueError):
+    """A file cannot be read as an image; the message names it."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """What workers do: read a picture, and take a view of it.
+
+    The error of an unreadable one is returned instead: raised in a worker, it would come with all
+    of the worker's traceback.
+
+    Args:
+        pictures: what to read.
+        view: maps a picture, and a generator if there is a seed, to a tensor.
+        seed: of random views.
+    """
+
+    pictures: Pictures
+    view: View
+    seed: int | None = None
+
+    def __getitem__(self, key: tuple[int, int]) -> Tensor | UnreadableError:
+        index, epoch = key
+        try:
+            picture = self.pictures[index]
+        except (OSError, ValueError) as error:
+            return UnreadableError(str(error))
+        if self.seed is None:
+            return self.view(picture)
+        return self.view(picture, generator(self.seed, "augmentation", epoch, index))
+
+
+def collated(views: list[Tensor | UnreadableError]) -> Tensor | UnreadableError:
+    """A batch, or the first error."""
+    for view in views:
+        if isinstance(view, UnreadableError):
+            return view
+    batch: Tensor = default_collate(views)
+    return batch
+
+
+def make_loader(
+    views: Views,
+    plan: Plan,
+    workers: int,
+    device: torch.device,
+    collate: Callable[[list[Any]], Any] = collated,
+) -> DataLoader[Any]:
+    """A loader whose workers stay from epoch to epoch."""
+    return DataLoader(
+        views,  # type: ignore[arg-type]
+        batch_sampler=plan,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+        worker_init_fn=leave_signals,
+    )
+
+
+def leave_signals(worker: int) -> None:
+    """Let Ctrl-C and signals to the group reach the main process alone: it still needs its batch.
+
+    A termination signal to a worker itself is obeyed, since this is how it is ended.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+
+
+def readable(loader: DataLoader[Any]) -> Iterator[Tensor]:
+    """The batches of a loader."""
+    for batch in loader:
+        if isinstance(batch, UnreadableError):
+            raise batch
+        yield batch

@@ -1,0 +1,124 @@
+"""Finished runs as they lie on the disk, read without data or network."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topklass.functional.accuracy import among_largest, averaged, count_by_class
+from topklass.train.details import DETAILS
+from topklass.train.engine import RECIPE, RESULT
+from topklass.train.recipe import LOSS_OPTIONS, Recipe
+
+NOT_COMPARED = ("seed", "workers")
+"""Settings in which the runs of a group may differ: workers change no result."""
+
+
+SHOWN = ("epoch", "seconds", "versions", "hardware")
+"""Of a result, what reports show besides its accuracies."""
+
+
+class NotFinished(Exception):
+    """There is no finished run, and this sentence says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """A run and all that it recorded.
+
+    Args:
+        folder: where it lies.
+        recipe: its settings.
+        result: of ``result.json``.
+        classes: their names.
+        counts: training images of each class, (C).
+        labels: of the test images, (N).
+        ranks: how many classes have larger scores than the label, (N).
+        images: a hash of the test images, if they were in memory.
+        epochs: what was logged in each.
+    """
+
+    folder: Path
+    recipe: Recipe
+    result: dict[str, Any]
+    classes: tuple[str, ...]
+    counts: Tensor
+    labels: Tensor
+    ranks: Tensor
+    images: str | None
+    epochs: tuple[dict[str, float], ...]
+
+    def accuracy(self, k: int, average: str = "micro") -> Tensor:
+        """Test accuracy of lists of length k; with "none" that of each class, (C)."""
+        right = among_largest(self.ranks, (k,))
+        hits, samples = count_by_class(right, self.labels, len(self.classes), -100)
+        return averaged(hits, samples, average)[0]
+
+    def curve(self, name: str) -> dict[int, float]:
+        """What was logged under a name, by epoch; nothing if it was not."""
+        return {int(row["epoch"]): row[name] for row in self.epochs if name in row}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings that matter but the seed, those of the data set one by one."""
+        settings = asdict(self.recipe)
+        options = settings.pop("data_options")
+        kept = {name: value for name, value in settings.items() if name not in NOT_COMPARED}
+        return {**kept, **{f"data {name}": value for name, value in options.items()}}
+
+    @property
+    def title(self) -> str:
+        """The loss and its parameters that were set."""
+        given = {name: self.settings[name] for name in LOSS_OPTIONS}
+        said = [f"{name} {shown(value)}" for name, value in given.items() if value is not None]
+        return ", ".join([self.recipe.loss, *said])
+
+
+def shown(value: object) -> str:
+    """A value of a setting, as people read it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Read the records of a run, or raise :class:`NotFinished`."""
+    if not (folder / RECIPE).exists():
+        raise NotFinished(f"{folder} holds no run: it has no {RECIPE}")
+    if not (folder / RESULT).exists():
+        raise NotFinished(
+            f"{folder} is not finished: continue it with topklass train --resume --run {folder}"
+        )
+    if not (folder / DETAILS).exists():
+        raise NotFinished(f"{folder} has no {DETAILS}: an older topklass trained it; train it again")
+    try:
+        result = json.loads((folder / RESULT).read_text())
+        details = json.loads((folder / DETAILS).read_text())
+        run = FinishedRun(
+            folder,
+            Recipe().with_changes(result["recipe"]),
+            result,
+            tuple(details["classes"]),
+            torch.tensor(details["counts"]),
+            torch.tensor(details["labels"]),
+            torch.tensor(details["ranks"]),
+            details.get("images"),
+            tuple(details["epochs"]),
+        )
+        run.accuracy(run.recipe.k)
+        _ = result["data"]["name"], [result[name] for name in SHOWN]
+    except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
+        raise NotFinished(
+            f"{folder} is broken: {type(error).__name__}: {error}; train it again"
+        ) from error
+    return run
