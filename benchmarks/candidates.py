@@ -41,7 +41,10 @@ def on_gpu() -> list[Candidate]:
     return [
         Candidate(BASE, "cross-entropy", F.cross_entropy),
         Candidate(f"{BASE}, compiled", "cross-entropy", compiled(F.cross_entropy)),
-        *(Candidate(f"topklass, k = {k}", "smooth", SmoothTopKLoss(k=k), k) for k in (K, 10, 20, 50)),
+        *(
+            Candidate(f"topklass, k = {k}", "smooth", SmoothTopKLoss(k=k), k)
+            for k in (K, 10, 20, 50)
+        ),
         Candidate(f"{OURS}, reference", "smooth", reference(SmoothTopKLoss(k=K))),
         Candidate("topklass, noised", "noised", noised()),
         Candidate("topklass, noised exact", "exact", noised(None), most_logits=3e7),

@@ -64,7 +64,9 @@ def tables() -> Iterator[tuple[str, str]]:
         if record := read(f"study-{place}"):
             yield from ((f"{name}-{place}", render(record)) for name, render in STUDY.items())
     if find_spec("lightning") is None:
-        print("lightning is not installed (pip install 'topklass[train]'): no tables of reproduction")
+        print(
+            "lightning is not installed (pip install 'topklass[train]'): no tables of reproduction"
+        )
         return
     from benchmarks import reproduce_tables
 

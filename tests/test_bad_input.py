@@ -264,7 +264,9 @@ def test_target_out_of_range(loss, wrong, label_smoothing):
 # Operators
 
 
-@pytest.mark.parametrize("operator", [topklass.log_esp, topklass.topk_marginals, topklass.noised_topk])
+@pytest.mark.parametrize(
+    "operator", [topklass.log_esp, topklass.topk_marginals, topklass.noised_topk]
+)
 class TestOperator:
     @pytest.mark.parametrize("k", [0, -1, 5])
     def test_k_out_of_range(self, operator, k):

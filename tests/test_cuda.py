@@ -65,7 +65,9 @@ def test_no_synchronisation(loss, k, label_smoothing):
     loss.function(input, target, **arguments, label_smoothing=label_smoothing).backward()
 
 
-@pytest.mark.parametrize("operator", [topklass.log_esp, topklass.topk_marginals, topklass.noised_topk])
+@pytest.mark.parametrize(
+    "operator", [topklass.log_esp, topklass.topk_marginals, topklass.noised_topk]
+)
 @pytest.mark.parametrize("k", [5, 40])
 @no_synchronisation()
 def test_operators_without_synchronisation(operator, k):

@@ -88,7 +88,9 @@ def test_a_test_image_that_breaks_later_does_not_cost_the_run(tmp_path, monkeypa
     recipe = recipe_for(folder, epochs=1, workers=0)
     broken = folder / "test" / "class 0" / "0.png"
     content = broken.read_bytes()
-    monkeypatch.setattr("topklass.train.engine.require_readable", lambda *_: broken.write_bytes(b""))
+    monkeypatch.setattr(
+        "topklass.train.engine.require_readable", lambda *_: broken.write_bytes(b"")
+    )
     with pytest.raises(ValueError, match=r"0\.png cannot be read"):
         train(recipe, run)
     before = load_checkpoint(run / "checkpoints" / "last.ckpt")

@@ -27,7 +27,9 @@ from topklass.reference.row_blocks import by_rows
 try:
     from torchmetrics import Metric
 except ImportError as error:
-    raise ImportError("topklass.metrics needs torchmetrics: pip install 'topklass[train]'") from error
+    raise ImportError(
+        "topklass.metrics needs torchmetrics: pip install 'topklass[train]'"
+    ) from error
 
 __all__ = ["AverageKAccuracy", "SetCoverage", "SetSize", "TopKAccuracy"]
 

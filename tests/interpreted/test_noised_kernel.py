@@ -81,7 +81,8 @@ def test_noise_is_normal():
     """Of one class, the value is its mean noise: independent in rows and samples."""
     for samples in (1, 16):
         value, _ = value_and_gradient(
-            lambda s, b=samples: math.sqrt(b) * topklass.noised_topk(s, 1, 1.0, b), torch.zeros(50, 1)
+            lambda s, b=samples: math.sqrt(b) * topklass.noised_topk(s, 1, 1.0, b),
+            torch.zeros(50, 1),
         )
         assert abs(value.mean()) < 5 / math.sqrt(50)
         assert abs(value.std() - 1) < 5 / math.sqrt(100)

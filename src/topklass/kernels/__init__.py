@@ -1,1 +1,1 @@
-"""Triton kernels behind the operators and losses; :mod:`topklass.dispatch` decides when they run."""
+"""Triton kernels of operators and losses; :mod:`topklass.dispatch` decides when they run."""

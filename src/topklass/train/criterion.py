@@ -75,7 +75,9 @@ LOSSES = {
     "calibrated-hinge": LossInfo(
         topklass.CalibratedTopKHingeLoss, "the label above the (k+1)-th largest score", ("margin",)
     ),
-    "hinge": LossInfo(topklass.TopKHingeLoss, "the label above its k-th largest rival", ("margin",)),
+    "hinge": LossInfo(
+        topklass.TopKHingeLoss, "the label above its k-th largest rival", ("margin",)
+    ),
     "convex-hinge": LossInfo(
         topklass.ConvexTopKHingeLoss, "a convex upper bound of the hinge", ("margin",)
     ),

@@ -100,7 +100,9 @@ def read_run(folder: Path) -> FinishedRun:
             f"{folder} is not finished: continue it with topklass train --resume --run {folder}"
         )
     if not (folder / DETAILS).exists():
-        raise NotFinished(f"{folder} has no {DETAILS}: an older topklass trained it; train it again")
+        raise NotFinished(
+            f"{folder} has no {DETAILS}: an older topklass trained it; train it again"
+        )
     try:
         result = json.loads((folder / RESULT).read_text())
         details = json.loads((folder / DETAILS).read_text())
