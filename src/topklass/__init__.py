@@ -24,9 +24,8 @@ from topklass.losses import (
     TopKCrossEntropyLoss,
     TopKHingeLoss,
 )
+from topklass.operators.margins import class_margins, class_weights
 from topklass.operators import (
-    class_margins,
-    class_weights,
     expected_topk,
     log_esp,
     noised_topk,

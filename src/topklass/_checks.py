@@ -1,23 +1,169 @@
-"""Errors that name what was given and what was expected."""
+"""Checks of arguments: errors name what was given, what was expected and how to mend it.
+
+Where ``torch.nn.functional.cross_entropy`` raises for the same mistake, the type is the same.
+"""
 
 from math import inf
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
+import torch
 from torch import Tensor
 
-from topklass._transforms import can_look
+from topklass._transforms import can_read_values
+
+REDUCTIONS = ("none", "mean", "sum")
 
 
-def check_scores(scores: Tensor, name: str = "scores") -> None:
-    """Require floating-point scores with a last dimension of classes."""
+class Options(NamedTuple):
+    """The options that every loss shares with ``cross_entropy``."""
+
+    weight: Tensor | None = None
+    """One weight per class."""
+    ignore_index: int = -100
+    """A target that contributes neither loss nor gradient."""
+    reduction: str = "mean"
+    """"mean" (weighted by the labels' weights), "sum" or "none"."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread uniformly over all classes."""
+
+
+def check_options(options: Options, classes: int | None = None) -> None:
+    """Require a known reduction, label smoothing from 0 to 1, and one weight per class."""
+    if options.reduction not in REDUCTIONS:
+        raise ValueError(
+            f"reduction must be one of {', '.join(REDUCTIONS)}, got {options.reduction!r}"
+        )
+    smoothing = options.label_smoothing
+    if not is_number(smoothing):
+        raise TypeError(f"label_smoothing must be a number, got {smoothing!r}")
+    if not 0.0 <= smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
+    if options.weight is not None:
+        check_per_class("weight", options.weight, classes)
+
+
+def check_logits(logits: Tensor, dim: int = 1) -> int:
+    """Require floating-point logits with a class dimension; return the number of classes."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a tensor, got {type(logits).__name__}")
+    if not logits.is_floating_point():
+        raise NotImplementedError(f"logits must be a floating-point tensor, got {logits.dtype}")
+    if logits.dim() == 0:
+        raise RuntimeError("logits must have a class dimension, got a tensor of shape ()")
+    return logits.shape[class_dimension(logits, dim)]
+
+
+def class_dimension(logits: Tensor, dim: int = 1) -> int:
+    """The class dimension counted from 0; that of (C) logits for the default ``dim=1``."""
+    if not is_integer(dim):
+        raise TypeError(f"dim must be an integer, got {dim!r} ({type(dim).__name__})")
+    dimensions = logits.dim()
+    if dimensions == 1 and dim == 1:
+        return 0
+    if not -dimensions <= dim < dimensions:
+        raise IndexError(
+            f"dim must be from {-dimensions} to {dimensions - 1} for logits of shape "
+            f"{tuple(logits.shape)}, got dim={dim}"
+        )
+    return dim % dimensions
+
+
+def index_shape(logits: Tensor, dim: int = 1) -> torch.Size:
+    """The shape of class indices: that of the logits without the class dimension."""
+    at = class_dimension(logits, dim)
+    return logits.shape[:at] + logits.shape[at + 1 :]
+
+
+def to_rows(tensor: Tensor, dim: int = 1) -> Tensor:
+    """Logits or class probabilities as (R, C), one row for each sample."""
+    at = class_dimension(tensor, dim)
+    if tensor.dim() == 2 and at == 1:
+        return tensor
+    last = tensor.movedim(at, -1)
+    return last.reshape(-1, last.shape[-1])
+
+
+def check_target(logits: Tensor, target: Tensor, dim: int = 1) -> bool:
+    """Require a target that matches the logits; return whether it holds class probabilities."""
+    if not isinstance(target, Tensor):
+        raise TypeError(
+            "target must be a tensor of class indices or class probabilities, "
+            f"got {type(target).__name__}"
+        )
+    expected = index_shape(logits, dim)
+    if target.is_floating_point():
+        if target.shape != logits.shape:
+            hint = "; for class indices pass target.long()" if target.shape == expected else ""
+            raise RuntimeError(
+                f"a floating-point target holds class probabilities and must have the logits' "
+                f"shape {tuple(logits.shape)}, got {tuple(target.shape)}{hint}"
+            )
+        return True
+    if target.dtype == torch.bool or target.is_complex():
+        raise RuntimeError(
+            f"target must hold class indices (integers) or class probabilities, got {target.dtype}"
+        )
+    if target.shape != expected:
+        batch = logits.dim() == 2 and target.dim() == 1
+        raise (ValueError if batch else RuntimeError)(
+            f"for logits of shape {tuple(logits.shape)} with classes in dimension "
+            f"{class_dimension(logits, dim)}, a target of class indices must have shape "
+            f"{tuple(expected)}, got {tuple(target.shape)}{_target_hint(logits, target, dim)}"
+        )
+    return False
+
+
+def _target_hint(logits: Tensor, target: Tensor, dim: int) -> str:
+    """How a target of class indices with a wrong shape may be mended."""
+    if target.shape == logits.shape:
+        return "; one-hot targets must be floating point: target.float()"
+    if target.shape == (*index_shape(logits, dim), 1):
+        return "; remove the last dimension: target.squeeze(-1)"
+    if target.shape == logits.shape[:-1]:
+        return "; if classes are in the last dimension: dim=-1"
+    return ""
+
+
+def labels_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:
+    """Whether all labels are known to be classes, none of them ignored.
+
+    Known only where values may be read. There, a label that is neither a class nor ignored raises.
+    """
+    if labels.numel() == 0 or not can_read_values(labels):
+        return False
+    lowest, highest = (int(bound) for bound in labels.aminmax())
+    if lowest >= 0 and highest < classes:
+        return not 0 <= ignore_index < classes
+    wrong = labels[((labels < 0) | (labels >= classes)) & (labels != ignore_index)]
+    if wrong.numel():
+        raise IndexError(
+            f"target must hold class indices from 0 to {classes - 1}, or "
+            f"ignore_index={ignore_index}, got {int(wrong[0])}"
+        )
+    return False
+
+
+def check_k(k: int, logits: Tensor, dim: int = 1) -> int:
+    """Require logits and 1 ≤ k ≤ C − 1: room for a class outside the list; return C."""
+    classes = check_logits(logits, dim)
+    check_count("k", k, classes - 1, f"one less than the {classes} classes")
+    return classes
+
+
+def check_scores(scores: Tensor, name: str = "scores", dim: int = -1) -> None:
+    """Require floating-point scores with at least one class."""
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         given = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
         raise TypeError(f"{name} must be a floating-point tensor, got {given}")
-    if scores.dim() == 0 or scores.shape[-1] == 0:
-        raise ValueError(
-            f"{name} must have shape (..., classes) with at least one class, "
-            f"got {tuple(scores.shape)}"
-        )
+    if scores.dim() == 0 or scores.shape[class_dimension(scores, dim)] == 0:
+        raise ValueError(f"{name} must have at least one class, got shape {tuple(scores.shape)}")
+
+
+def check_scores_and_k(scores: Tensor, k: int, name: str = "scores", dim: int = -1) -> None:
+    """Require scores of n classes and 1 ≤ k ≤ n."""
+    check_scores(scores, name, dim)
+    classes = scores.shape[class_dimension(scores, dim)]
+    check_count("k", k, classes, "the number of classes")
 
 
 def check_count(name: str, value: int, largest: int | None = None, meaning: str = "") -> None:
@@ -29,12 +175,6 @@ def check_count(name: str, value: int, largest: int | None = None, meaning: str 
         raise ValueError(f"{name} must be {bound}, got {name}={value}")
 
 
-def check_scores_and_k(scores: Tensor, k: int, name: str = "scores") -> None:
-    """Require scores (…, n) and 1 ≤ k ≤ n."""
-    check_scores(scores, name)
-    check_count("k", k, scores.shape[-1], "the number of classes")
-
-
 def check_number(name: str, value: float, *, positive: bool) -> None:
     """Require a finite number that is positive, or at least not negative."""
     if not is_number(value):
@@ -44,21 +184,14 @@ def check_number(name: str, value: float, *, positive: bool) -> None:
         raise ValueError(f"{name} must be {expected}, got {name}={value}")
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is a number, of Python or NumPy; True and tensors are not."""
-    if isinstance(value, (bool, Tensor)):
-        return False
-    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+def check_temperature(value: float, name: str = "tau") -> None:
+    """Require a temperature that float32 can divide by."""
+    check_number(name, value, positive=True)
+    if not 1e-30 <= value <= 1e30:
+        raise ValueError(f"{name} must be from 1e-30 to 1e30, got {name}={value}")
 
 
-def is_integer(value: object) -> bool:
-    """Whether the value is an integer, of Python or NumPy; True and tensors are not."""
-    if isinstance(value, (bool, Tensor)):
-        return False
-    return isinstance(value, int) or hasattr(value, "__index__")
-
-
-def check_margin(margin: float | Tensor) -> None:
+def check_margin(margin: float | Tensor, classes: int | None = None) -> None:
     """Require a non-negative number, or a vector of them with one per class."""
     if is_number(margin):
         return check_number("margin", margin, positive=False)
@@ -72,7 +205,12 @@ def check_margin(margin: float | Tensor) -> None:
             "margin must be a number or a floating-point tensor with one value per class, "
             f"got a tensor of shape {tuple(margin.shape)} and {margin.dtype}"
         )
-    if can_look(margin):
+    if classes is not None and margin.dim() and len(margin) != classes:
+        raise ValueError(
+            f"margin must be a number or have one value for each of the {classes} classes, "
+            f"got shape {tuple(margin.shape)}"
+        )
+    if can_read_values(margin):
         wrong = margin.detach()[~((margin >= 0) & (margin < inf))]
         if wrong.numel():
             raise ValueError(
@@ -81,18 +219,38 @@ def check_margin(margin: float | Tensor) -> None:
     return None
 
 
-def check_temperature(value: float, name: str = "tau") -> None:
-    """Require a temperature that float32 can divide by."""
-    check_number(name, value, positive=True)
-    if not 1e-30 <= value <= 1e30:
-        raise ValueError(f"{name} must be from 1e-30 to 1e30, got {name}={value}")
-
-
 def check_per_class(name: str, value: Tensor, classes: int | None = None) -> None:
     """Require a floating-point vector, with one value per class if their number is known."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a floating-point tensor, got {given}")
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a floating-point tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise RuntimeError(f"{name} must be a floating-point tensor, got {value.dtype}")
     if value.dim() != 1 or (classes is not None and len(value) != classes):
         every = "each class" if classes is None else f"each of the {classes} classes"
-        raise ValueError(f"{name} must have one value for {every}, got shape {tuple(value.shape)}")
+        raise RuntimeError(
+            f"{name} must have one value for {every}, got shape {tuple(value.shape)}"
+        )
+
+
+def check_same_device(logits: Tensor, **others: object) -> None:
+    """Require that all tensors are on the device of the logits."""
+    for name, other in others.items():
+        if isinstance(other, Tensor) and other.device != logits.device:
+            raise RuntimeError(
+                f"{name} is on {other.device} and the logits are on {logits.device}: "
+                f"move one to the other's device"
+            )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a number of Python or NumPy; bools and tensors are not."""
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+
+
+def is_integer(value: object) -> bool:
+    """Whether the value is an integer of Python or NumPy; bools and tensors are not."""
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, int) or hasattr(value, "__index__")

@@ -1,39 +1,44 @@
-"""What is looking at the operations: the only place that asks PyTorch's internals."""
+"""How a call is observed and differentiated: the only file that asks PyTorch's internals."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 
-def transforming() -> bool:
-    """Whether vmap or another transformation of torch.func is active."""
-    return torch._C._are_functorch_transforms_active()
+def is_eager(tensor: Tensor) -> bool:
+    """Whether an ordinary tensor is computed on at once, and nothing records the operations.
 
-
-def has_tangent(tensor: Tensor) -> bool:
-    """Whether forward mode differentiates through the tensor."""
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-
-
-def is_gradient_batch(gradient: Tensor) -> bool:
-    """Whether ``torch.autograd.grad(is_grads_batched=True)`` sends many gradients at once."""
-    return torch._C._functorch.is_legacy_batchedtensor(gradient)
-
-
-def tracing() -> bool:
-    """Whether torch.jit.trace records."""
-    return torch._C._is_tracing()
-
-
-def is_no_subclass(tensor: object) -> bool:
-    """Whether it is an ordinary tensor, with memory of its own."""
-    return type(tensor) in (Tensor, nn.Parameter)
-
-
-def can_look(tensor: Tensor) -> bool:
-    """Whether values may be read: an eager CPU call, no transformation, no device to wait for."""
+    Not so under ``torch.compile`` and ``torch.export``, ``torch.jit.trace``, ``make_fx`` and other
+    dispatch modes, ``torch.func`` and forward mode, and for subclasses of tensors. All of these
+    must see plain operations: no autograd function of ours, no buffer that is written in place, no
+    decision that depends on values or on the number of rows.
+    """
     return (
-        is_no_subclass(tensor)
-        and tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not transforming()
+        not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, nn.Parameter)
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._is_tracing()
+        and torch.autograd.forward_ad.unpack_dual(tensor).tangent is None  # type: ignore[no-untyped-call]
     )
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Whether values may be read: an eager call, and no device to wait for."""
+    return tensor.device.type == "cpu" and is_eager(tensor)
+
+
+def needs_plain_backward(gradient: Tensor) -> bool:
+    """Whether a backward pass will itself be differentiated, or runs for a batch of gradients."""
+    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
+def plain_backward(function: Callable[[Tensor], Tensor], scores: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of plain operations, itself differentiable where gradients are enabled."""
+    again = torch.is_grad_enabled()
+    leaf = scores if again else scores.detach().requires_grad_()
+    with torch.enable_grad():
+        value = function(leaf)
+    (result,) = torch.autograd.grad(value, leaf, grad, create_graph=again)
+    return result

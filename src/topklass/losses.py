@@ -1,69 +1,31 @@
-"""Losses as modules, with the options of ``torch.nn.CrossEntropyLoss``."""
+"""Losses as modules, with the options of ``torch.nn.CrossEntropyLoss``.
 
-from __future__ import annotations
+Every class holds the parameters of one function of :mod:`topklass.functional`.
+"""
 
 from collections.abc import Mapping
-from inspect import signature
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from topklass import functional
 from topklass._checks import (
+    Options,
     check_count,
     check_margin,
     check_number,
-    check_per_class,
+    check_options,
     check_temperature,
 )
-from topklass.functional._contract import Options, check_options
-from topklass.functional.topk_cross_entropy import check_lengths
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
+from topklass.functional.topk_cross_entropy import Lengths, list_lengths
 
 Margin = float | list[float] | tuple[float, ...] | Tensor
 """A number, or one per class."""
 
 
-class _Loss(nn.Module):
-    """Holds the options of cross-entropy; tensors move with ``.to()`` and are in the state dict."""
-
-    weight: Tensor | None
-
-    def __init__(
-        self,
-        *,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        **unknown: object,
-    ) -> None:
-        super().__init__()
-        if unknown:
-            own = (name for name in signature(type(self)).parameters if name != "options")
-            known = ", ".join(dict.fromkeys((*own, *Options.__annotations__)))
-            given = ", ".join(map(repr, unknown))
-            raise TypeError(f"{type(self).__name__} has no option {given}; it takes {known}")
-        check_options(reduction, label_smoothing)
-        if weight is not None:
-            check_per_class("weight", weight)
-        self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
-        self.reduction = reduction
-        self.label_smoothing = label_smoothing
-
-    @property
-    def options(self) -> Options:
-        return {
-            "weight": self.weight,
-            "ignore_index": self.ignore_index,
-            "reduction": self.reduction,
-            "label_smoothing": self.label_smoothing,
-        }
+class _Parameters(nn.Module):
+    """Prints the parameters of a loss."""
 
     def extra_repr(self) -> str:
         shown = {n: v for n, v in vars(self).items() if not n.startswith("_") and n != "training"}
@@ -72,14 +34,8 @@ class _Loss(nn.Module):
         parts += [f"{name}=<{value.numel()} values>" for name, value in tensors.items()]
         return ", ".join(parts)
 
-
-class _MarginLoss(_Loss):
-    """Holds a margin: a number stays one, one per class is a buffer, or a parameter if it was."""
-
-    margin: float | Tensor
-
-    def __init__(self, margin: Margin, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
+    def _set_margin(self, margin: Margin) -> None:
+        """Keep a number as it is, one per class as a buffer, and a parameter as a parameter."""
         if isinstance(margin, (list, tuple)):
             margin = torch.tensor(margin, dtype=torch.get_default_dtype())
         check_margin(margin)
@@ -89,6 +45,42 @@ class _MarginLoss(_Loss):
             self.margin = margin
 
 
+class _Loss(_Parameters):
+    """Holds the options of cross-entropy; tensors move with ``.to()`` and are in the state dict."""
+
+    weight: Tensor | None
+
+    def __init__(self, dim: int, options: Options) -> None:
+        super().__init__()
+        check_options(options)
+        self.dim = dim
+        self.register_buffer("weight", options.weight)
+        self.ignore_index = options.ignore_index
+        self.reduction = options.reduction
+        self.label_smoothing = options.label_smoothing
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of cross-entropy, as keyword arguments."""
+        return {
+            "dim": self.dim,
+            "weight": self.weight,
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+            "label_smoothing": self.label_smoothing,
+        }
+
+
+class _MarginLoss(_Loss):
+    """Holds a margin, too."""
+
+    margin: float | Tensor
+
+    def __init__(self, margin: Margin, dim: int, options: Options) -> None:
+        super().__init__(dim, options)
+        self._set_margin(margin)
+
+
 class SmoothTopKLoss(_MarginLoss):
     """Smooth top-k SVM loss, see :func:`topklass.functional.smooth_topk_loss`.
 
@@ -96,8 +88,11 @@ class SmoothTopKLoss(_MarginLoss):
         k: length of the list that should hold the label.
         tau: temperature; small is close to the hinge, large is smoother.
         margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -111,21 +106,25 @@ class SmoothTopKLoss(_MarginLoss):
         k: int = 5,
         tau: float = 1.0,
         margin: Margin = 1.0,
-        **options: Unpack[Options],
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(margin, **options)
+        super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
         check_count("k", k)
         check_temperature(tau)
-        self.k = k
-        self.tau = tau
+        self.k, self.tau = k, tau
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return functional.smooth_topk_loss(
-            input, target, self.k, self.tau, self.margin, **self.options
+            logits, target, self.k, self.tau, self.margin, **self.options
         )
 
 
-class MultiLabelSmoothTopKLoss(_MarginLoss):
+class MultiLabelSmoothTopKLoss(_Parameters):
     """Smooth top-k loss of a set, see :func:`topklass.functional.multilabel_smooth_topk_loss`.
 
     For tags, or wherever several classes are right at once. The target holds class indices (N, P),
@@ -145,6 +144,9 @@ class MultiLabelSmoothTopKLoss(_MarginLoss):
         tensor(0.4021)
     """
 
+    weight: Tensor | None
+    margin: float | Tensor
+
     def __init__(
         self,
         k: int = 5,
@@ -155,30 +157,25 @@ class MultiLabelSmoothTopKLoss(_MarginLoss):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(margin, weight=weight, ignore_index=ignore_index, reduction=reduction)
-        del self.label_smoothing  # a set of positives has none
+        super().__init__()
         check_count("k", k)
         check_temperature(tau)
-        self.k = k
-        self.tau = tau
+        check_options(Options(weight, ignore_index, reduction))
+        self.k, self.tau = k, tau
+        self._set_margin(margin)
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.reduction = ignore_index, reduction
 
-    @property
-    def options(self) -> Options:
-        """Those of cross-entropy but label smoothing."""
-        return {
-            "weight": self.weight,
-            "ignore_index": self.ignore_index,
-            "reduction": self.reduction,
-        }
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return functional.multilabel_smooth_topk_loss(
-            input,
+            logits,
             target,
             self.k,
             self.tau,
             self.margin,
-            **self.options,  # type: ignore[misc]
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
         )
 
 
@@ -188,10 +185,13 @@ class TopKCrossEntropyLoss(_Loss):
     For lists that should have probabilities, without margin and temperature.
 
     Args:
-        k: length of the list that should hold the label, or a mapping from several lengths to
-            their weights.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+        k: length of the list that should hold the label; a mapping from lengths to weights; or a
+            sequence with the weights of the lengths 1, 2, …
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Example:
         >>> criterion = TopKCrossEntropyLoss(k={1: 0.5, 2: 0.5})
@@ -199,85 +199,101 @@ class TopKCrossEntropyLoss(_Loss):
         tensor(0.7643)
     """
 
-    def __init__(self, k: int | Mapping[int, float] = 5, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
-        check_lengths(k)
+    def __init__(
+        self,
+        k: Lengths = 5,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(dim, Options(weight, ignore_index, reduction, label_smoothing))
+        list_lengths(k)
         self.k = dict(k) if isinstance(k, Mapping) else k
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.topk_cross_entropy(input, target, self.k, **self.options)
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.topk_cross_entropy(logits, target, self.k, **self.options)
 
 
-class _HingeLoss(_MarginLoss):
-    def __init__(self, k: int = 5, margin: Margin = 1.0, **options: Unpack[Options]) -> None:
-        super().__init__(margin, **options)
-        check_count("k", k)
-        self.k = k
-
-
-class TopKHingeLoss(_HingeLoss):
+class TopKHingeLoss(_MarginLoss):
     """Top-k hinge loss, see :func:`topklass.functional.topk_hinge_loss`.
 
     Args:
         k: length of the list that should hold the label.
         margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
     """
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.topk_hinge_loss(input, target, self.k, self.margin, **self.options)
+    def __init__(
+        self,
+        k: int = 5,
+        margin: Margin = 1.0,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
+        check_count("k", k)
+        self.k = k
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.topk_hinge_loss(logits, target, self.k, self.margin, **self.options)
 
 
-class ConvexTopKHingeLoss(_HingeLoss):
+class ConvexTopKHingeLoss(TopKHingeLoss):
     """Convex top-k hinge loss, see :func:`topklass.functional.convex_topk_hinge_loss`.
 
-    Args:
-        k: length of the list that should hold the label.
-        margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+    Takes the arguments of :class:`TopKHingeLoss`.
     """
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.convex_topk_hinge_loss(input, target, self.k, self.margin, **self.options)
-
-
-class CalibratedTopKHingeLoss(_HingeLoss):
-    """Calibrated top-k hinge loss, see :func:`topklass.functional.calibrated_topk_hinge_loss`.
-
-    Args:
-        k: length of the list that should hold the label.
-        margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
-    """
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.calibrated_topk_hinge_loss(
-            input, target, self.k, self.margin, **self.options
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.convex_topk_hinge_loss(
+            logits, target, self.k, self.margin, **self.options
         )
 
 
-class NoisedTopKLoss(_HingeLoss):
+class CalibratedTopKHingeLoss(TopKHingeLoss):
+    """Calibrated top-k hinge loss, see :func:`topklass.functional.calibrated_topk_hinge_loss`.
+
+    Takes the arguments of :class:`TopKHingeLoss`.
+    """
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.calibrated_topk_hinge_loss(
+            logits, target, self.k, self.margin, **self.options
+        )
+
+
+class NoisedTopKLoss(_MarginLoss):
     """Noised top-k hinge loss, see :func:`topklass.functional.noised_topk_loss`.
 
-    The noise is drawn anew in every call; ``forward`` takes ``noise`` or a ``generator`` to fix it.
-    In ``eval()`` mode the loss is the exact expectation over noise, unless noise is given: losses
-    of validation do not depend on chance.
+    Noise is drawn in every call, also in ``eval()`` mode; ``forward`` takes ``noise`` or a
+    ``generator`` to fix it. ``samples=None`` is the exact expectation over noise.
 
     Args:
         k: length of the list that should hold the label.
         epsilon: size of the noise on the scores.
-        samples: number of noise vectors; None for the exact expectation also in training.
+        samples: number of noise vectors; None for the exact expectation.
         margin: a number, or one per class, see :func:`topklass.class_margins`.
         scale: multiplies the loss before its positive part is taken.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> criterion = NoisedTopKLoss(k=5, epsilon=0.2, samples=10)
+        >>> criterion = NoisedTopKLoss(k=5)
         >>> criterion(torch.randn(8, 100), torch.randint(100, (8,))) > 0
         tensor(True)
     """
@@ -285,35 +301,39 @@ class NoisedTopKLoss(_HingeLoss):
     def __init__(
         self,
         k: int = 5,
-        epsilon: float = 0.2,
+        epsilon: float = 1.0,
         samples: int | None = 10,
         margin: Margin = 1.0,
         scale: float = 1.0,
-        **options: Unpack[Options],
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(k, margin, **options)
+        super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
+        check_count("k", k)
         check_number("epsilon", epsilon, positive=False)
         if samples is not None:
             check_count("samples", samples)
         check_number("scale", scale, positive=True)
-        self.epsilon = epsilon
-        self.samples = samples
-        self.scale = scale
+        self.k, self.epsilon, self.samples, self.scale = k, epsilon, samples, scale
 
     def forward(
         self,
-        input: Tensor,
+        logits: Tensor,
         target: Tensor,
         *,
         noise: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         return functional.noised_topk_loss(
-            input,
+            logits,
             target,
             self.k,
             self.epsilon,
-            self.samples if self.training or noise is not None else None,
+            self.samples,
             self.margin,
             self.scale,
             noise=noise,
@@ -327,18 +347,31 @@ class LDAMLoss(_MarginLoss):
 
     Args:
         margin: one per class, see :func:`topklass.class_margins`, or a number.
-        scale: multiplies the scores; 30 suits cosines in [−1, 1], take 1 for ordinary logits.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+        scale: multiplies the scores; 30 suits cosines in [−1, 1], use 1 for ordinary logits.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
     """
 
-    def __init__(self, margin: Margin, scale: float = 30.0, **options: Unpack[Options]) -> None:
-        super().__init__(margin, **options)
+    def __init__(
+        self,
+        margin: Margin,
+        scale: float = 30.0,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
         check_number("scale", scale, positive=True)
         self.scale = scale
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.ldam_loss(input, target, self.margin, self.scale, **self.options)
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.ldam_loss(logits, target, self.margin, self.scale, **self.options)
 
 
 class FocalLoss(_Loss):
@@ -346,14 +379,26 @@ class FocalLoss(_Loss):
 
     Args:
         gamma: how strongly probable labels are discounted; 0 is cross-entropy.
-        **options: ``weight``, ``ignore_index``, ``reduction``, ``label_smoothing``, as for
-            :class:`torch.nn.CrossEntropyLoss`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
     """
 
-    def __init__(self, gamma: float = 2.0, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        gamma: float = 2.0,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(dim, Options(weight, ignore_index, reduction, label_smoothing))
         check_number("gamma", gamma, positive=False)
         self.gamma = gamma
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return functional.focal_loss(input, target, self.gamma, **self.options)
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return functional.focal_loss(logits, target, self.gamma, **self.options)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from topklass._checks import check_count
-from topklass.functional._contract import check_input, to_rows, working
+from topklass._checks import check_logits as check_input, to_rows
+from topklass.functional._contract import working
 from topklass.functional.accuracy import (
     among_largest,
     averaged,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from topklass._checks import check_scores_and_k, check_temperature, is_integer
 from topklass.operators import topk_marginals
-from topklass.reference.limits import working_dtype
-from topklass.reference.power_sums import wide_dtype
+from topklass.reference.power_sums import wide_dtype, working_dtype
 
 AVERAGES = ("marginal", "softmax")
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from topklass._checks import is_integer
-from topklass.functional._contract import class_dimension
+from topklass._checks import class_dimension
 from topklass.operators.margins import class_weights
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topklass._checks import check_count, check_number, check_scores, is_number
-from topklass._transforms import can_look
+from topklass._transforms import can_read_values
 from topklass.prediction import among_first
 from topklass.reference.power_sums import wide_dtype
 
@@ -298,7 +298,7 @@ class ConformalSets(_CalibratedSets):
 def check_logits(logits: Tensor, look: bool = False) -> None:
     """Require scores without NaN or +inf, where looking costs nothing or is asked for."""
     check_scores(logits, "logits")
-    if (look or can_look(logits)) and not bool((logits < inf).all()):
+    if (look or can_read_values(logits)) and not bool((logits < inf).all()):
         wrong = logits[~(logits < inf)][0].item()
         raise ValueError(f"logits must be finite, or -inf for absent classes, got {wrong}")
     if look and _are_probabilities(logits):

@@ -1,160 +1,200 @@
 """What every loss shares with ``torch.nn.functional.cross_entropy``.
 
-A loss is given as a function of rows: ``row_loss(scores, labels)`` maps (R, C) scores and (R, 1)
-labels to (R, 1) losses, and with ``labels=None`` to the (R, C) losses of every class as the label.
-Input shapes, class weights, ignored targets, label smoothing, class probabilities, precision and
-reduction are here, once.
+A loss is a named tuple of its parameters with a method ``rows(scores, labels)``. It maps (R, C)
+scores and (R, 1) labels to (R, 1) losses, and with ``labels=None`` to the (R, C) losses of every
+class as the label. Input shapes, class weights, ignored targets, label smoothing, class
+probabilities, precision and reduction are here, once.
 """
 
-from collections.abc import Callable
 from math import inf
-from typing import NamedTuple, Protocol, TypedDict
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, check_margin, check_per_class, is_number
-from topklass._transforms import can_look
-from topklass.dispatch import (
-    LARGEST_K,
-    Call,
-    LossOptions,
-    check_devices,
-    kernel_serves,
-    plain_tensor,
-    remember,
+from topklass._checks import (
+    Options,
+    check_logits,
+    check_options,
+    check_same_device,
+    check_target,
+    index_shape,
+    labels_in_range,
+    to_rows,
 )
-from topklass.reference.limits import working_dtype
-from topklass.reference.row_blocks import by_rows, transformed
-
-REDUCTIONS = ("none", "mean", "sum")
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of ``cross_entropy``, with its meanings and defaults."""
-
-    weight: Tensor | None
-    """One weight per class; default none."""
-    ignore_index: int
-    """A target that contributes neither loss nor gradient; default −100."""
-    reduction: str
-    """"mean" (over the labels' weights, the default), "sum" or "none"."""
-    label_smoothing: float
-    """How much of the target is spread over all classes, 0 (the default) to 1."""
+from topklass._transforms import needs_plain_backward, plain_backward
+from topklass.dispatch import find_kernel
+from topklass.reference.noised import first_order_only
+from topklass.reference.power_sums import working_dtype
+from topklass.reference.row_blocks import by_rows
 
 
 class RowLoss(Protocol):
-    """The losses of rows, for one label each or for every label."""
+    """The parameters of a loss, and its losses of rows."""
 
-    def __call__(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+    @property
+    def kernel(self) -> str | None:
+        """Its name in :data:`topklass.dispatch.KERNELS`, if there is one."""
+
+    @property
+    def cost(self) -> int | None:
+        """What the losses of every label keep for each score, see ``by_rows``.
+
+        None if rows must be computed together, once: the loss draws random numbers.
+        """
+
+    def _asdict(self) -> dict[str, Any]:
+        """The parameters by name, as named tuples have it."""
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         """Map (R, C) scores and (R, 1) labels to (R, 1), or to (R, C) without labels."""
 
 
-class KernelLoss(NamedTuple):
-    """A loss with class indices that kernels compute and reduce in one go."""
-
-    k: int
-    """The number of heads that it keeps."""
-    obstacle: str | None
-    """What its parameters ask that the kernels do not do."""
-    call: Call | None
-    """How the call is remembered, if it is."""
-    loss: Callable[[Tensor, LossOptions], Tensor]
-    """From (R, C) scores to the reduced loss, or with "none" to (R) losses."""
-    largest: int = LARGEST_K
-    """How many heads it can keep."""
-
-
 def classification_loss(
-    row_loss: RowLoss,
-    input: Tensor,
+    loss: RowLoss,
+    logits: Tensor,
     target: Tensor,
-    *,
-    block_cost: int | None = None,
-    kernel: KernelLoss | None = None,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    **unknown: object,
+    dim: int,
+    options: Options,
+    factor: float = 1.0,
 ) -> Tensor:
-    """Reduce a row loss to what ``cross_entropy`` would return for the same arguments.
+    """Reduce a loss of rows to what ``cross_entropy`` would return for the same options.
 
     With class indices the loss of a row is ``Σ_c w_c P_c ℓ(s, c)`` for P the smoothed one-hot
-    target, and "mean" divides by the sum of the labels' weights; with class probabilities P is the
-    smoothed target, and "mean" divides by the number of rows.
-
-    A deterministic row loss that has no other tensor to differentiate than the scores may name its
-    ``block_cost`` (see ``by_rows``): the losses of every label are then found block by block.
-    A loss that has a ``kernel`` takes it where :mod:`topklass.dispatch` says so.
+    target, and "mean" divides by the sum of the labels' weights. With class probabilities P is the
+    smoothed target, and "mean" divides by the number of rows. The result is multiplied by
+    ``factor``.
     """
-    if unknown:
-        raise TypeError(
-            f"unknown option {', '.join(map(repr, unknown))}; besides its own parameters a loss "
-            f"takes {', '.join(Options.__annotations__)}"
+    check_options(options, check_logits(logits, dim))
+    probabilities = check_target(logits, target, dim)
+    if probabilities and options.ignore_index >= 0:
+        raise RuntimeError(
+            "ignore_index is not supported for a target of class probabilities, "
+            f"got ignore_index={options.ignore_index}"
         )
-    check_options(reduction, label_smoothing)
-    probabilities = check_target(input, target)
-    if probabilities and ignore_index >= 0:
-        raise ValueError(
-            "ignore_index does not apply to a target of class probabilities, "
-            f"got ignore_index={ignore_index}"
-        )
-    if weight is not None:
-        check_per_class("weight", weight, input.shape[class_dimension(input)])
-        weight = working(weight)
+    margin = loss._asdict().get("margin")
+    per_class = margin if isinstance(margin, Tensor) and margin.dim() else None
+    check_same_device(logits, target=target, weight=options.weight, margin=per_class)
+    scores = to_rows(logits, dim)
+    targets = to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
+    result = row_targets_loss(loss, scores, targets, options)
+    if options.reduction == "none" and logits.dim() != 2:
+        result = result.reshape(index_shape(logits, dim))
+    if factor != 1:
+        result = result * factor
+    return result.to(result_dtype(logits))
 
-    def reference(scores: Tensor) -> Tensor:
-        if probabilities:
-            chances = _smoothed(working(to_rows(target)), label_smoothing)
-            losses, total = _expected(row_loss, scores, chances, weight, block_cost), None
+
+def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+    """The reduced loss of (R, C) scores, by a kernel or by the reference.
+
+    ``targets`` are class indices (R, 1) or class probabilities (R, C).
+    """
+    kernel = None
+    if loss.kernel is not None:
+        kernel = find_kernel(loss.kernel, scores, loss._asdict(), targets, options)
+    if kernel is None:
+        return _reference(loss, scores, targets, options)
+    labels = targets.squeeze(1).contiguous()
+    if options.weight is not None:
+        options = options._replace(weight=options.weight.float().contiguous())
+    if torch.compiler.is_compiling():
+        return kernel.traced(scores, labels, loss, options)  # type: ignore[no-any-return]
+    result: Tensor = _KernelLoss.apply(scores, labels, kernel, loss, options)
+    return result
+
+
+class _KernelLoss(torch.autograd.Function):
+    """The loss and its gradient by kernels; higher derivatives are those of the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, labels: Tensor, kernel: Any, loss: RowLoss, options: Options
+    ) -> Tensor:
+        differentiate = ctx.needs_input_grad[0]
+        result, saved = kernel.forward(scores, labels, loss, options, differentiate)
+        if differentiate:
+            ctx.save_for_backward(scores, labels, *saved)
+            ctx.call = kernel, loss, options
+        return result  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = gradients
+        scores, labels, *saved = ctx.saved_tensors
+        kernel, loss, options = ctx.call
+        if not needs_plain_backward(grad):
+            result = kernel.backward(grad, scores, labels, saved, loss, options)
+        elif loss.cost is None:
+            ones = torch.ones_like(grad) if grad.dim() else grad.new_ones(())
+            whole = kernel.backward(ones, scores, labels, saved, loss, options)
+            each = grad.unsqueeze(-1) if grad.dim() else grad
+            result = first_order_only(whole * each.to(whole.dtype), scores)
         else:
-            labels = target.reshape(-1, 1)
-            losses, total = _indexed(
-                row_loss, scores, labels, weight, ignore_index, label_smoothing, block_cost
-            )
-        return reduced(losses, total, reduction)
 
-    scores = to_rows(input)
-    if kernel is not None and kernel_serves(
-        scores,
-        kernel.k,
-        kernel.obstacle or _obstacle(target, label_smoothing, weight, ignore_index),
-        kernel.largest,
-    ):
-        check_devices(scores, target=target, weight=weight)
-        remember(kernel.call)
-        labels = target.reshape(-1).long().contiguous()
-        narrow = None if weight is None else weight.float().contiguous()
-        options = LossOptions(labels, narrow, ignore_index, reduction, reference)
-        result = kernel.loss(scores, options)
+            def plain(s: Tensor) -> Tensor:
+                return _reference(loss, s, labels.unsqueeze(1), options).float()
+
+            result = plain_backward(plain, scores, grad)
+        return result, None, None, None, None
+
+
+def _reference(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+    """The reduced loss in plain PyTorch."""
+    losses, total = (_with_probabilities if targets.is_floating_point() else _with_indices)(
+        loss, scores, targets, options
+    )
+    return reduced(losses, total, options.reduction)
+
+
+def _with_indices(
+    loss: RowLoss, scores: Tensor, labels: Tensor, options: Options
+) -> tuple[Tensor, Tensor | None]:
+    """Losses of rows with class indices, (R, 1), and what their mean divides by, if not R."""
+    ignored, weight = None, options.weight
+    if not labels_in_range(labels, scores.shape[1], options.ignore_index):
+        ignored = labels == options.ignore_index
+        labels = labels.masked_fill(ignored, 0)
+    weights = None if weight is None else working(weight)[labels]
+    if options.label_smoothing == 0:
+        losses = loss.rows(scores, labels)
+        losses = losses if weights is None else losses * weights
     else:
-        result = reference(scores)
-    if reduction == "none":
-        result = result.reshape(shape_of_indices(input))
-    return as_input(result, input)
+        spread = options.label_smoothing / scores.shape[1]
+        chances = torch.full_like(scores, spread, dtype=working_dtype(scores.dtype))
+        own = torch.full_like(chances[:, :1], 1 - options.label_smoothing + spread)
+        losses = _expected(loss, scores, chances.scatter(1, labels, own), weight)
+    if ignored is None:
+        return losses, None if weights is None else weights.sum()
+    counted = torch.ones_like(losses) if weights is None else weights
+    return losses.masked_fill(ignored, 0.0), counted.masked_fill(ignored, 0.0).sum()
 
 
-def _smoothed(chances: Tensor, label_smoothing: float) -> Tensor:
-    """Probabilities of which a part is spread over all classes."""
-    if label_smoothing == 0:
-        return chances
-    return chances * (1 - label_smoothing) + label_smoothing / chances.shape[1]
+def _with_probabilities(
+    loss: RowLoss, scores: Tensor, chances: Tensor, options: Options
+) -> tuple[Tensor, None]:
+    """Losses of rows with class probabilities, (R, 1); their mean divides by R."""
+    chances, smoothing = working(chances), options.label_smoothing
+    if smoothing:
+        chances = chances * (1 - smoothing) + smoothing / scores.shape[1]
+    return _expected(loss, scores, chances, options.weight), None
 
 
-def _obstacle(
-    target: Tensor, label_smoothing: float, weight: Tensor | None, ignore_index: int
-) -> str | None:
-    """What target and options ask that no kernel does."""
-    if target.is_floating_point() or label_smoothing:
-        return "class probabilities and label smoothing"
-    if not plain_tensor(target):
-        return f"a target that is a {type(target).__name__}"
-    if weight is not None and (weight.requires_grad or transformed(weight)):
-        return "derivatives by the class weights"
-    if abs(ignore_index) >= 2**31:
-        return f"ignore_index={ignore_index}, beyond 32 bits"
-    return None
+def _expected(loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | None) -> Tensor:
+    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where an absent class of probability 0 does not count."""
+
+    def expected(scores: Tensor, chances: Tensor) -> Tensor:
+        losses = loss.rows(scores, None)
+        impossible = (chances == 0) & (losses == inf)
+        return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
+
+    if weight is not None:
+        chances = chances * working(weight)
+    margin = loss._asdict().get("margin")
+    learnt = isinstance(margin, Tensor) and margin.requires_grad
+    if loss.cost is None or learnt or chances.requires_grad:
+        return expected(scores, chances)
+    return by_rows(expected, scores, chances, cost=loss.cost)
 
 
 def reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:
@@ -166,183 +206,16 @@ def reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:
     return losses.mean() if total is None else losses.sum() / total
 
 
-def _indexed(
-    row_loss: RowLoss,
-    scores: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    block_cost: int | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Losses of rows with class indices, (R, 1), and what their mean divides by, if not R."""
-    labels, ignored = labels.long(), None
-    if not known_in_range(labels, scores.shape[1], ignore_index):
-        ignored = labels == ignore_index
-        labels = labels.masked_fill(ignored, 0)
-    weights = None if weight is None else weight[labels]
-    if label_smoothing == 0:
-        losses = row_loss(scores, labels)
-        losses = losses if weights is None else losses * weights
-    else:
-        spread = label_smoothing / scores.shape[1]
-        chances = torch.full_like(scores, spread, dtype=working_dtype(scores.dtype))
-        chances = chances.scatter(1, labels, 1 - label_smoothing + spread)
-        losses = _expected(row_loss, scores, chances, weight, block_cost)
-    if ignored is None:
-        return losses, None if weights is None else weights.sum()
-    counted = torch.ones_like(losses) if weights is None else weights
-    return losses.masked_fill(ignored, 0.0), counted.masked_fill(ignored, 0.0).sum()
+def result_dtype(logits: Tensor) -> torch.dtype:
+    """The precision of a loss: that of the logits, or under autocast that of losses."""
+    device = logits.device.type
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
+    return working_dtype(logits.dtype) if autocast else logits.dtype
 
 
-def _expected(
-    row_loss: RowLoss,
-    scores: Tensor,
-    chances: Tensor,
-    weight: Tensor | None,
-    block_cost: int | None,
-) -> Tensor:
-    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where an absent class of probability 0 does not count."""
-
-    def expected(scores: Tensor, chances: Tensor) -> Tensor:
-        losses = row_loss(scores, None)
-        impossible = (chances == 0) & (losses == inf)
-        return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
-
-    if weight is not None:
-        chances = chances * weight
-    if block_cost is None or chances.requires_grad:
-        return expected(scores, chances)
-    return by_rows(expected, scores, chances, cost=block_cost)
-
-
-def check_options(reduction: str, label_smoothing: float) -> None:
-    """Require a known reduction and a smoothing from 0 to 1."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not is_number(label_smoothing) or not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
-
-
-def check_input(input: Tensor) -> None:
-    """Require floating-point logits with a dimension of classes."""
-    if not isinstance(input, Tensor):
-        raise TypeError(f"input must be a tensor of logits, got {type(input).__name__}")
-    if input.dim() == 0 or not input.is_floating_point():
-        raise ValueError(
-            "input must be a floating-point tensor of shape (C), (N, C) or (N, C, d1, ...), "
-            f"got shape {tuple(input.shape)} and {input.dtype}"
-        )
-
-
-def check_target(input: Tensor, target: Tensor) -> bool:
-    """Require a target that belongs to the input; tell whether it holds class probabilities."""
-    if not isinstance(target, Tensor):
-        raise TypeError(
-            "target must be a tensor of class indices or class probabilities, "
-            f"got {type(target).__name__}"
-        )
-    expected = shape_of_indices(input)
-    if target.is_floating_point():
-        if target.shape != input.shape:
-            hint = " (for class indices: target.long())" if target.shape == expected else ""
-            raise ValueError(
-                f"a floating-point target holds class probabilities and must have the input's "
-                f"shape {tuple(input.shape)}, got {tuple(target.shape)}{hint}"
-            )
-        return True
-    if target.dtype == torch.bool or target.is_complex():
-        raise TypeError(
-            f"target must hold class indices (integers) or class probabilities, got {target.dtype}"
-        )
-    if target.shape != expected:
-        raise ValueError(
-            f"for input of shape {tuple(input.shape)}, classes in dimension "
-            f"{class_dimension(input)}, a target of class indices must have shape "
-            f"{tuple(expected)}, got {tuple(target.shape)}{_hint(input, target)}"
-        )
-    return False
-
-
-def _hint(input: Tensor, target: Tensor) -> str:
-    """What a target of class indices with a wrong shape may have meant."""
-    if target.shape == input.shape:
-        return " (one-hot targets must be floating point: target.float())"
-    if target.shape == (*shape_of_indices(input), 1):
-        return " (target.squeeze(-1))"
-    if target.shape == input.shape[:-1]:
-        return " (classes in the last dimension: input.movedim(-1, 1))"
-    return ""
-
-
-def known_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:
-    """Whether all labels are known to be classes, none of them ignored.
-
-    Known only where looking costs nothing; there, a label that is neither raises.
-    """
-    if not can_look(labels) or labels.numel() == 0:
-        return False
-    lowest, highest = (int(bound) for bound in labels.aminmax())
-    if lowest >= 0 and highest < classes:
-        return not 0 <= ignore_index < classes
-    wrong = labels[((labels < 0) | (labels >= classes)) & (labels != ignore_index)]
-    if wrong.numel():
-        raise IndexError(
-            f"target must hold class indices from 0 to {classes - 1}, or "
-            f"ignore_index={ignore_index}, got {int(wrong[0])}"
-        )
-    return False
-
-
-def class_dimension(input: Tensor) -> int:
-    """Where the classes are: the only dimension of (C), the second of everything else."""
-    return 0 if input.dim() == 1 else 1
-
-
-def shape_of_indices(input: Tensor) -> torch.Size:
-    """The input's shape without its dimension of classes."""
-    class_dim = class_dimension(input)
-    return input.shape[:class_dim] + input.shape[class_dim + 1 :]
-
-
-def autocasting(input: Tensor) -> bool:
-    """Whether autocast is on for the input's device."""
-    device = input.device.type
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
-def as_input(result: Tensor, input: Tensor) -> Tensor:
-    """A loss in the input's precision, or under autocast in that of losses."""
-    if result.dtype == input.dtype:
-        return result
-    return result.to(working_dtype(input.dtype) if autocasting(input) else input.dtype)
-
-
-def to_rows(tensor: Tensor) -> Tensor:
-    """(C), (N, C) or (N, C, d1, …) as (rows, C)."""
-    if tensor.dim() == 2:
-        return tensor
-    last = tensor.movedim(class_dimension(tensor), -1)
-    return last.reshape(-1, last.shape[-1])
-
-
-def check_k(k: int, input: Tensor) -> None:
-    """Require room for at least one class outside the list of k."""
-    check_input(input)
-    classes = input.shape[class_dimension(input)]
-    check_count("k", k, classes - 1, f"one less than the input's {classes} classes")
-
-
-def check_margin_for(margin: float | Tensor, input: Tensor) -> None:
-    """Require a non-negative margin, a number or one per class."""
-    check_margin(margin)
-    if isinstance(margin, Tensor) and margin.dim():
-        check_per_class("margin", margin, input.shape[class_dimension(input)])
-
-
-def working(scores: Tensor) -> Tensor:
-    """Scores in the precision in which losses are computed."""
-    return scores.to(working_dtype(scores.dtype))
+def working(tensor: Tensor) -> Tensor:
+    """A tensor in the precision in which losses are computed."""
+    return tensor.to(working_dtype(tensor.dtype))
 
 
 def of_label(values: Tensor, labels: Tensor | None) -> Tensor:
@@ -355,16 +228,3 @@ def margin_of_label(margin: float | Tensor, labels: Tensor | None) -> float | Te
     if not isinstance(margin, Tensor) or margin.dim() == 0 or labels is None:
         return margin
     return margin[labels]
-
-
-def block_cost(margin: float | Tensor, cost: int = 8) -> int | None:
-    """What the graph of every label's loss keeps for each score; None if the margin is learnt."""
-    learnt = isinstance(margin, Tensor) and margin.requires_grad
-    return None if learnt else cost
-
-
-def margin_obstacle(margin: float | Tensor) -> str | None:
-    """What the margin asks that no kernel does."""
-    if isinstance(margin, Tensor) and (margin.requires_grad or transformed(margin)):
-        return "derivatives by the margin"
-    return None

@@ -6,14 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count
-from topklass.functional._contract import (
-    check_input,
-    check_target,
-    class_dimension,
-    known_in_range,
-    to_rows,
-)
+from topklass._checks import check_count, check_logits as check_input, check_target, class_dimension, labels_in_range as known_in_range, to_rows
 from topklass.reference.row_blocks import by_rows
 
 AVERAGES = ("micro", "macro", "none")

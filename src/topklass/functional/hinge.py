@@ -1,34 +1,26 @@
 """The top-k hinge losses: plain, convex and calibrated."""
 
-from __future__ import annotations
-
-from math import inf
-from typing import TYPE_CHECKING
+from math import inf, nan
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topklass.functional._contract import (
-    Options,
-    block_cost,
-    check_k,
-    check_margin_for,
-    classification_loss,
-    margin_of_label,
-    of_label,
-    working,
-)
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from topklass._checks import Options, check_k, check_margin
+from topklass.functional._contract import classification_loss, margin_of_label, of_label, working
 
 
 def topk_hinge_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     k: int = 5,
     margin: float | Tensor = 1.0,
-    **options: Unpack[Options],
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Top-k hinge loss: the label's score should exceed the k-th largest of the others.
 
@@ -38,12 +30,16 @@ def topk_hinge_loss(
     scores receive a gradient, and it is not top-k calibrated: use it as a baseline.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -53,24 +49,22 @@ def topk_hinge_loss(
         >>> topk_hinge_loss(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2]), k=2)
         tensor(2.)
     """
-    check_k(k, input)
-    check_margin_for(margin, input)
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        scores = working(scores)
-        top, leads = _top_and_membership(scores, labels, k)
-        rival = with_nan_of(top, torch.where(leads, top[:, k:], top[:, k - 1 : k]))
-        return hinge(margin_of_label(margin, labels), rival, of_label(scores, labels))
-
-    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
+    check_margin(margin, check_k(k, logits, dim))
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    return classification_loss(TopKHinge(k, margin), logits, target, dim, options)
 
 
 def convex_topk_hinge_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     k: int = 5,
     margin: float | Tensor = 1.0,
-    **options: Unpack[Options],
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Convex top-k hinge loss: the label's score should exceed the mean of the k largest.
 
@@ -80,12 +74,16 @@ def convex_topk_hinge_loss(
     :func:`topk_hinge_loss`, not calibrated either.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -95,29 +93,22 @@ def convex_topk_hinge_loss(
         >>> convex_topk_hinge_loss(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2]), k=2)
         tensor(2.5000)
     """
-    check_k(k, input)
-    check_margin_for(margin, input)
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        scores = working(scores)
-        top, leads = _top_and_membership(scores, labels, k)
-        label, m = of_label(scores, labels), margin_of_label(margin, labels)
-        rival = with_nan_of(top, torch.where(leads, top[:, k:], top[:, k - 1 : k]))
-        leaders = top[:, : k - 1].sum(1, keepdim=True)
-        others = torch.where(leads, leaders + top[:, k - 1 : k] - label, leaders) + (k - 1) * m
-        largest = (others + torch.maximum(rival + m, label)) / k
-        loss = (largest - label).relu().masked_fill(rival == -inf, 0.0)
-        return loss.masked_fill(label == -inf, inf)
-
-    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
+    check_margin(margin, check_k(k, logits, dim))
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    return classification_loss(ConvexTopKHinge(k, margin), logits, target, dim, options)
 
 
 def calibrated_topk_hinge_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     k: int = 5,
     margin: float | Tensor = 1.0,
-    **options: Unpack[Options],
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Calibrated top-k hinge loss: the label's score should exceed the (k + 1)-th largest of all.
 
@@ -128,12 +119,16 @@ def calibrated_topk_hinge_loss(
     the form to train networks with.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         margin: a number, or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -143,16 +138,63 @@ def calibrated_topk_hinge_loss(
         >>> calibrated_topk_hinge_loss(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2]), k=2)
         tensor(1.)
     """
-    check_k(k, input)
-    check_margin_for(margin, input)
+    check_margin(margin, check_k(k, logits, dim))
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    return classification_loss(CalibratedTopKHinge(k, margin), logits, target, dim, options)
 
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+
+class TopKHinge(NamedTuple):
+    """``(m_y + (s∖y)_(k) − s_y)_+`` of rows."""
+
+    k: int
+    margin: float | Tensor
+    kernel = None
+    cost = 8
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
         scores = working(scores)
-        top = scores.topk(k + 1, dim=1).values
-        rival = with_nan_of(top, top[:, k:])
-        return hinge(margin_of_label(margin, labels), rival, of_label(scores, labels))
+        top, leads = _top_and_membership(scores, labels, self.k)
+        label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
+        return hinge(margin, _kth_rival(top, leads), label)
 
-    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
+
+class ConvexTopKHinge(NamedTuple):
+    """The mean of the k largest scores, rivals raised by the margin, above the label's."""
+
+    k: int
+    margin: float | Tensor
+    kernel = None
+    cost = 8
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        scores, k = working(scores), self.k
+        top, leads = _top_and_membership(scores, labels, k)
+        label, m = of_label(scores, labels), margin_of_label(self.margin, labels)
+        rival = _kth_rival(top, leads)
+        leaders = top[:, : k - 1].sum(1, keepdim=True)
+        others = torch.where(leads, leaders + top[:, k - 1 : k] - label, leaders) + (k - 1) * m
+        largest = (others + torch.maximum(rival + m, label)) / k
+        loss = (largest - label).relu().masked_fill(rival == -inf, 0.0)
+        return loss.masked_fill(label == -inf, inf)
+
+
+class CalibratedTopKHinge(NamedTuple):
+    """``(m_y + s_(k+1) − s_y)_+`` of rows."""
+
+    k: int
+    margin: float | Tensor
+    kernel = None
+    cost = 8
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        scores = working(scores)
+        top = scores.topk(self.k + 1, dim=1).values
+        rival = top[:, self.k :].masked_fill(top[:, :1].isnan(), nan)
+        label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
+        return hinge(margin, rival, label)
 
 
 def hinge(margin: float | Tensor, rival: Tensor, label: Tensor) -> Tensor:
@@ -161,13 +203,15 @@ def hinge(margin: float | Tensor, rival: Tensor, label: Tensor) -> Tensor:
     return (gap + margin).relu()
 
 
-def with_nan_of(top: Tensor, rival: Tensor) -> Tensor:
-    """NaN in any row that holds one: it sorts first."""
-    return rival.masked_fill(top[:, :1].isnan(), float("nan"))
-
-
 def _top_and_membership(scores: Tensor, labels: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
     """The k + 1 largest scores, (R, k + 1), and whether each label is among the first k."""
-    top, index = scores.topk(k + 1, dim=1)
-    leads = torch.zeros_like(scores, dtype=torch.bool).scatter(1, index[:, :k], True)
+    top, places = scores.topk(k + 1, dim=1)
+    ones = torch.ones_like(places[:, :k], dtype=torch.bool)
+    leads = torch.zeros_like(scores, dtype=torch.bool).scatter(1, places[:, :k], ones)
     return top, of_label(leads, labels)
+
+
+def _kth_rival(top: Tensor, leads: Tensor) -> Tensor:
+    """The k-th largest score besides the label; NaN in a row that holds one, where it comes first."""
+    rival = torch.where(leads, top[:, -1:], top[:, -2:-1])
+    return rival.masked_fill(top[:, :1].isnan(), nan)

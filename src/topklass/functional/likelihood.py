@@ -1,36 +1,27 @@
-"""Likelihoods with a twist for imbalanced data: label-distribution-aware margins, and focal."""
-
-from __future__ import annotations
+"""Cross-entropy for imbalanced data: label-distribution-aware margins, and focal weights."""
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topklass._checks import check_number
-from topklass.functional._contract import (
-    Options,
-    block_cost,
-    check_input,
-    check_k,
-    check_margin_for,
-    classification_loss,
-    of_label,
-    working,
-)
-from topklass.functional.smooth import smooth_hinge
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from topklass._checks import Options, check_k, check_logits, check_margin, check_number
+from topklass.functional._contract import classification_loss, of_label, working
+from topklass.functional.smooth import SmoothHinge
 
 
 def ldam_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     margin: float | Tensor,
     scale: float = 30.0,
-    **options: Unpack[Options],
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Label-distribution-aware margin loss: cross-entropy in which the label must win by a margin.
 
@@ -41,12 +32,16 @@ def ldam_loss(
     top-1 loss at temperature 1/c, times c.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape.
         margin: a number, or one per class (see :func:`topklass.class_margins`).
         scale: c, by which scores and margins are multiplied.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -57,18 +52,23 @@ def ldam_loss(
         >>> ldam_loss(cosines, torch.tensor([0]), margins, scale=10.0)
         tensor(0.0009)
     """
+    check_margin(margin, check_k(1, logits, dim))
     check_number("scale", scale, positive=True)
-    check_k(1, input)
-    check_margin_for(margin, input)
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        return scale * smooth_hinge(scores, labels, 1, 1 / scale, margin)
-
-    return classification_loss(row_loss, input, target, block_cost=block_cost(margin), **options)
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    smooth = SmoothHinge(1, 1 / scale, margin)
+    return classification_loss(smooth, logits, target, dim, options, factor=scale)
 
 
 def focal_loss(
-    input: Tensor, target: Tensor, gamma: float = 2.0, **options: Unpack[Options]
+    logits: Tensor,
+    target: Tensor,
+    gamma: float = 2.0,
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Focal loss: cross-entropy in which labels that are already probable count less.
 
@@ -78,11 +78,15 @@ def focal_loss(
     cross-entropy.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape.
         gamma: how strongly probable labels are discounted, at least 0.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -92,15 +96,24 @@ def focal_loss(
         >>> focal_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
         tensor(0.0109)
     """
-    check_input(input)
+    check_logits(logits, dim)
     check_number("gamma", gamma, positive=False)
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    return classification_loss(Focal(gamma), logits, target, dim, options)
 
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+
+class Focal(NamedTuple):
+    """``(1 − p_y)^γ (−log p_y)`` of rows."""
+
+    gamma: float
+    kernel = None
+    cost = 8
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
         log_probability = of_label(torch.log_softmax(working(scores), 1), labels)
         impossible = log_probability == -inf
         log_probability = log_probability.masked_fill(impossible, 0.0)
         miss = -torch.expm1(log_probability)
-        loss = -log_probability * miss.masked_fill(miss == 0, 1.0) ** gamma  # 0^(γ−1) is infinite
-        return loss.masked_fill(impossible, inf)
-
-    return classification_loss(row_loss, input, target, block_cost=block_cost(0.0), **options)
+        factor = miss.masked_fill(miss == 0, 1.0) ** self.gamma  # 0^(γ−1) is infinite
+        return (-log_probability * factor).masked_fill(impossible, inf)

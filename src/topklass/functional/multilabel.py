@@ -7,28 +7,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import check_per_class, check_temperature
-from topklass._transforms import can_look
-from topklass.functional._contract import (
-    as_input,
+from topklass._checks import (
+    Options,
     check_k,
-    check_margin_for,
+    check_margin,
     check_options,
-    known_in_range,
+    check_temperature,
+    index_shape,
+    labels_in_range,
+    to_rows,
+)
+from topklass._transforms import can_read_values
+from topklass.functional._contract import (
     margin_of_label,
     of_label,
     reduced,
-    shape_of_indices,
-    to_rows,
+    result_dtype,
     working,
 )
-from topklass.functional.smooth import EXACT
+from topklass.functional.smooth import LINEAR_FROM
 from topklass.operators.esp import smooth_gap
 from topklass.reference.row_blocks import by_rows
 
 
 def multilabel_smooth_topk_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     k: int = 5,
     tau: float = 1.0,
@@ -53,9 +56,9 @@ def multilabel_smooth_topk_loss(
     disagree about the one right class, give :func:`smooth_topk_loss` class probabilities.
 
     Args:
-        input: logits (C) or (N, C); −inf marks an absent class.
+        logits: (C) or (N, C); −inf marks an absent class.
         target: the positives of each sample: class indices (P) or (N, P), padded with
-            ``ignore_index``, where one that is repeated counts once; or a mask of the input's
+            ``ignore_index``, where one that is repeated counts once; or a mask of the logits'
             shape, of bool or of floating-point zeros and ones.
         k: length of the list that should hold a positive, 1 ≤ k ≤ C − 1.
         tau: temperature τ; small is close to the hinge, large is smoother.
@@ -76,20 +79,18 @@ def multilabel_smooth_topk_loss(
         >>> multilabel_smooth_topk_loss(logits, positives, k=2, reduction="none")
         tensor([0.4021, 2.1269])
     """
-    check_k(k, input)
+    classes = check_k(k, logits, -1)
     check_temperature(tau)
-    check_margin_for(margin, input)
-    check_options(reduction, 0.0)
-    if weight is not None:
-        check_per_class("weight", weight, input.shape[-1])
-        weight = working(weight)
-    _check_target(input, target)
-    scores = to_rows(input)
+    check_margin(margin, classes)
+    check_options(Options(weight, ignore_index, reduction), classes)
+    weight = None if weight is None else working(weight)
+    _check_target(logits, target)
+    scores = to_rows(logits, -1)
     labels, counted, positive = _positives(scores, target, ignore_index)
 
     def row_loss(scores: Tensor, counted: Tensor, positive: Tensor) -> Tensor:
         gaps = _gaps(scores, labels, positive, k, tau) + margin_of_label(margin, labels)
-        losses = F.softplus(gaps, beta=1 / tau, threshold=EXACT).masked_fill(~counted, 0.0)
+        losses = F.softplus(gaps, beta=1 / tau, threshold=LINEAR_FROM).masked_fill(~counted, 0.0)
         if weight is not None:
             losses = losses * (weight if labels is None else weight[labels])
         return losses.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
@@ -101,8 +102,8 @@ def multilabel_smooth_topk_loss(
         losses = row_loss(scores, counted, positive)
     result = reduced(losses, counted.any(1).sum(), reduction)
     if reduction == "none":
-        result = result.reshape(shape_of_indices(input))
-    return as_input(result, input)
+        result = result.reshape(index_shape(logits, -1))
+    return result.to(result_dtype(logits))
 
 
 class Positives(NamedTuple):
@@ -123,7 +124,7 @@ def _positives(scores: Tensor, target: Tensor, ignore_index: int) -> Positives:
         positive = target.bool()
         return Positives(None, positive, positive)
     labels = target.long()
-    known_in_range(labels, classes, ignore_index)
+    labels_in_range(labels, classes, ignore_index)
     labels = labels.sort(1).values
     before = torch.cat([torch.full_like(labels[:, :1], ignore_index), labels[:, :-1]], 1)
     counted = (labels != ignore_index) & (labels != before)
@@ -144,11 +145,11 @@ def _gaps(scores: Tensor, labels: Tensor | None, positive: Tensor, k: int, tau: 
     return (gap - label / k).masked_fill(label == -inf, inf)
 
 
-def _check_target(input: Tensor, target: Tensor) -> None:
+def _check_target(logits: Tensor, target: Tensor) -> None:
     """Require positives of each sample, as indices or as a mask."""
-    if input.dim() > 2:
+    if logits.dim() > 2:
         raise ValueError(
-            f"input must have shape (C) or (N, C), got {tuple(input.shape)}: "
+            f"logits must have shape (C) or (N, C), got {tuple(logits.shape)}: "
             f"move the classes to the end and flatten the other dimensions"
         )
     if not isinstance(target, Tensor) or target.is_complex():
@@ -157,20 +158,20 @@ def _check_target(input: Tensor, target: Tensor) -> None:
             f"target must be a tensor of class indices, or a mask of bool or floating point, "
             f"got {given}"
         )
-    shape, expected = tuple(target.shape), tuple(input.shape)
+    shape, expected = tuple(target.shape), tuple(logits.shape)
     if target.dtype == torch.bool or target.is_floating_point():
         if shape != expected:
             raise ValueError(f"a mask of positives must have shape {expected}, got {shape}")
         return _check_mask(target)
     if shape == expected:
         raise ValueError(
-            f"an integer target of the input's shape {expected} may be a mask or class indices: "
+            f"an integer target of the logits' shape {expected} may be a mask or class indices: "
             f"for a mask pass target.bool(), for indices add a column of ignore_index"
         )
-    if target.dim() != input.dim() or shape[:-1] != expected[:-1]:
-        rows = "(P)" if input.dim() == 1 else f"({len(input)}, P)"
+    if target.dim() != logits.dim() or shape[:-1] != expected[:-1]:
+        rows = "(P)" if logits.dim() == 1 else f"({len(logits)}, P)"
         raise ValueError(
-            f"for input of shape {expected} a target of class indices must have shape {rows}, "
+            f"for logits of shape {expected} a target of class indices must have shape {rows}, "
             f"got {shape} (for one class a sample: target.unsqueeze(-1))"
         )
     return None
@@ -178,7 +179,7 @@ def _check_target(input: Tensor, target: Tensor) -> None:
 
 def _check_mask(target: Tensor) -> None:
     """Require zeros and ones, where looking is free."""
-    if target.dtype != torch.bool and can_look(target):
+    if target.dtype != torch.bool and can_read_values(target):
         wrong = target[(target != 0) & (target != 1)]
         if wrong.numel():
             raise ValueError(

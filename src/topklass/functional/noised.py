@@ -1,47 +1,47 @@
 """The noised top-k hinge loss of Garcin et al. 2022."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, check_number, check_temperature
-from topklass.dispatch import LARGEST_RANK, LossOptions, known_call, loss_options, was_served
-from topklass.functional._contract import (
-    KernelLoss,
+from topklass._checks import (
     Options,
-    as_input,
+    check_count,
     check_k,
-    check_margin_for,
+    check_margin,
+    check_number,
+    check_temperature,
     class_dimension,
+)
+from topklass.functional._contract import (
+    RowLoss,
     classification_loss,
-    margin_obstacle,
     margin_of_label,
     of_label,
     working,
 )
-from topklass.functional.hinge import hinge
-from topklass.operators.expected import WINDOW, expected_topk
-from topklass.operators.noised import check_noise, kernel_obstacle, noised_topk
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from topklass.functional.hinge import CalibratedTopKHinge, hinge
+from topklass.operators.expected import expected_topk
+from topklass.operators.noised import noise_rows, noised_topk
 
 
 def noised_topk_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     k: int = 5,
-    epsilon: float = 0.2,
+    epsilon: float = 1.0,
     samples: int | None = 10,
     margin: float | Tensor = 1.0,
     scale: float = 1.0,
     *,
+    dim: int = 1,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
-    **options: Unpack[Options],
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Noised top-k hinge loss: the calibrated hinge with its threshold smoothed by noise.
 
@@ -55,18 +55,22 @@ def noised_topk_loss(
     limit of infinitely many noise vectors, without variance, at a higher cost.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape. On
-            a GPU an index that is no class gives NaN.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape. On a GPU an index that is not a class gives NaN.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         epsilon: size of the noise; 0 is :func:`calibrated_topk_hinge_loss`.
         samples: number B of noise vectors; None for the exact expectation.
         margin: a number, or one per class (see :func:`topklass.class_margins`).
         scale: multiplies the loss before its positive part is taken.
-        noise: the noise vectors, of shape ``input.shape + (samples,)``; drawn if not given.
+        dim: the class dimension.
+        noise: the noise vectors, ``logits.shape + (B,)``, which also set ``samples``; drawn if not
+            given.
         generator: source of the noise, for reproducible losses.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -77,53 +81,65 @@ def noised_topk_loss(
         >>> noised_topk_loss(logits, target, k=2, noise=torch.zeros(1, 4, 10))
         tensor(1.)
     """
-    parameters = (k, epsilon, samples, margin, scale)
-    call = known_call(input, target, parameters, options) if noise is None else None
-
-    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
-        if samples is None:
-            from topklass.kernels.expected import expected_loss
-
-            return expected_loss(scores, k, epsilon, WINDOW, margin, scale, options)
-        from topklass.kernels.noised import noised_loss
-
-        return noised_loss(scores, k, epsilon, samples, margin, scale, generator, options)
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        scores = working(scores)
-        if samples is None:
-            rival = expected_topk(scores, k + 1, epsilon)
-        else:
-            rival = noised_topk(scores, k + 1, epsilon, samples, noise=noise, generator=generator)
-        label, m = of_label(scores, labels), margin_of_label(margin, labels)
-        return scale * hinge(m, rival.unsqueeze(1), label)
-
-    def plain(scores: Tensor) -> Tensor:
-        return classification_loss(row_loss, working(scores), target, **options)
-
-    if was_served(call, input):
-        return as_input(by_kernel(input, loss_options(target, options, plain)), input)
-
-    check_k(k, input)
-    check_margin_for(margin, input)
-    check_number("scale", scale, positive=True)
+    check_margin(margin, check_k(k, logits, dim))
     check_number("epsilon", epsilon, positive=False)
+    check_number("scale", scale, positive=True)
     if samples is not None:
         check_count("samples", samples)
-    elif epsilon:
-        check_temperature(epsilon, "epsilon")
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    loss: RowLoss
     if noise is not None:
-        if samples is None:
-            raise ValueError("samples=None takes no noise; pass the number of noise vectors")
-        check_noise(noise, input, samples)
-        by_class = noise.movedim(class_dimension(input), -2)
-        noise = by_class.reshape(-1, *by_class.shape[-2:])
+        noise = noise_rows(noise, logits, class_dimension(logits, dim))
+        loss = NoisedHinge(k, epsilon, noise.shape[-1], margin, scale, noise)
+    elif samples is not None:
+        loss = NoisedHinge(k, epsilon, samples, margin, scale, None, generator)
+    elif epsilon == 0:  # nothing to integrate
+        calibrated = CalibratedTopKHinge(k, margin)
+        return classification_loss(calibrated, logits, target, dim, options, factor=scale)
+    else:
+        check_temperature(epsilon, "epsilon")
+        loss = ExpectedHinge(k, epsilon, margin, scale)
+    return classification_loss(loss, logits, target, dim, options)
 
-    obstacle = margin_obstacle(margin)
-    if samples is not None:
-        obstacle = obstacle or kernel_obstacle(samples, noise)
-    kernel = KernelLoss(k + 1, obstacle, call, by_kernel, LARGEST_RANK)
-    no_noise = samples is None and epsilon == 0  # nothing to integrate
-    return classification_loss(
-        row_loss, input, target, kernel=None if no_noise else kernel, **options
-    )
+
+class NoisedHinge(NamedTuple):
+    """``(c (m_y + mean_b (s + ε Z_b)_(k+1) − s_y))_+`` of rows: equations 10 and 13."""
+
+    k: int
+    epsilon: float
+    samples: int
+    margin: float | Tensor
+    scale: float
+    noise: Tensor | None = None
+    """(R, C, B), or drawn."""
+    generator: torch.Generator | None = None
+    kernel = "noised_topk_loss"
+    cost = None
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        scores = working(scores)
+        noise, source = self.noise, self.generator
+        rival = noised_topk(
+            scores, self.k + 1, self.epsilon, self.samples, noise=noise, generator=source
+        )
+        label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
+        return self.scale * hinge(margin, rival.unsqueeze(1), label)
+
+
+class ExpectedHinge(NamedTuple):
+    """``(c (m_y + E (s + ε Z)_(k+1) − s_y))_+`` of rows."""
+
+    k: int
+    epsilon: float
+    margin: float | Tensor
+    scale: float
+    kernel = "expected_topk_loss"
+    cost = 8
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        scores = working(scores)
+        rival = expected_topk(scores, self.k + 1, self.epsilon)
+        label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
+        return self.scale * hinge(margin, rival.unsqueeze(1), label)

@@ -1,49 +1,30 @@
 """The smooth top-k SVM loss of Berrada et al. 2018."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import check_temperature
-from topklass.dispatch import (
-    LONGEST_LIST,
-    LossOptions,
-    known_call,
-    loss_options,
-    was_served,
-)
-from topklass.functional._contract import (
-    KernelLoss,
-    Options,
-    as_input,
-    block_cost,
-    check_k,
-    check_margin_for,
-    classification_loss,
-    margin_obstacle,
-    margin_of_label,
-    working,
-)
+from topklass._checks import Options, check_k, check_margin, check_temperature
+from topklass.functional._contract import classification_loss, margin_of_label
 from topklass.operators.esp import smooth_gap
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-
-EXACT = 40.0
-"""Beyond it softplus(z) is z to the last digit of float64."""
+LINEAR_FROM = 40.0
+"""From here on softplus(z) equals z to the last digit of float64."""
 
 
 def smooth_topk_loss(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     k: int = 5,
     tau: float = 1.0,
     margin: float | Tensor = 1.0,
-    **options: Unpack[Options],
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Smooth top-k SVM loss: the label should be among the k largest scores, by a margin.
 
@@ -57,14 +38,17 @@ def smooth_topk_loss(
     1/k that of cross-entropy: multiply the loss, or the learning rate, by k.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape. On
-            a GPU an index that is no class gives NaN.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape. On a GPU an index that is not a class gives NaN.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         tau: temperature τ; small is close to the hinge, large is smoother.
         margin: α, a number or one per class.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -75,38 +59,26 @@ def smooth_topk_loss(
         >>> smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
         tensor([0.6931, 2.1269])
     """
-    call = known_call(input, target, (k, tau, margin), options)
-
-    def by_kernel(scores: Tensor, options: LossOptions) -> Tensor:
-        from topklass.kernels.smooth import smooth_loss
-
-        return smooth_loss(scores, k, tau, margin, options)
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        return smooth_hinge(scores, labels, k, tau, margin)
-
-    def plain(scores: Tensor) -> Tensor:
-        return classification_loss(row_loss, working(scores), target, **options)
-
-    if was_served(call, input):
-        return as_input(by_kernel(input, loss_options(target, options, plain)), input)
-
-    check_k(k, input)
+    check_margin(margin, check_k(k, logits, dim))
     check_temperature(tau)
-    check_margin_for(margin, input)
-    return classification_loss(
-        row_loss,
-        input,
-        target,
-        block_cost=block_cost(margin, 8 * k),
-        kernel=KernelLoss(k, margin_obstacle(margin), call, by_kernel, LONGEST_LIST),
-        **options,
-    )
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    return classification_loss(SmoothHinge(k, tau, margin), logits, target, dim, options)
 
 
-def smooth_hinge(
-    scores: Tensor, labels: Tensor | None, k: int, tau: float, margin: float | Tensor
-) -> Tensor:
-    """``τ softplus((α_y + gap) / τ)`` of rows: equation 10, as the hinge that it smooths."""
-    gap = smooth_gap(scores, labels, k, tau) + margin_of_label(margin, labels)
-    return F.softplus(gap, beta=1 / tau, threshold=EXACT)
+class SmoothHinge(NamedTuple):
+    """``τ softplus((α_y + gap) / τ)`` of rows: equation 10 as the hinge that it smooths."""
+
+    k: int
+    tau: float
+    margin: float | Tensor
+    kernel = "smooth_topk_loss"
+
+    @property
+    def cost(self) -> int:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        return 8 * self.k
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        gap = smooth_gap(scores, labels, self.k, self.tau) + margin_of_label(self.margin, labels)
+        return F.softplus(gap, beta=1 / self.tau, threshold=LINEAR_FROM)

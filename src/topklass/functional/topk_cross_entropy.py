@@ -1,34 +1,30 @@
 """Cross-entropy of lists of k classes: how probable it is that a random list holds the label."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, is_number
-from topklass.dispatch import kernel_serves
-from topklass.functional._contract import (
-    Options,
-    block_cost,
-    check_k,
-    classification_loss,
-    working,
-)
-from topklass.functional.smooth import smooth_hinge, smooth_topk_loss
+from topklass._checks import Options, check_count, check_k, is_number
+from topklass.functional._contract import classification_loss, row_targets_loss, working
+from topklass.functional.smooth import SmoothHinge
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+Lengths = int | Mapping[int, float] | Sequence[float]
+"""One length of the list, weights of several lengths, or the weights of the lengths 1, 2, …"""
 
 
 def topk_cross_entropy(
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
-    k: int | Mapping[int, float] = 5,
-    **options: Unpack[Options],
+    k: Lengths = 5,
+    *,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""Top-k cross-entropy: the label should probably be in a random list of k classes.
 
@@ -49,12 +45,17 @@ def topk_cross_entropy(
     not.
 
     Args:
-        input: logits (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices (), (N) or (N, d1, …), or class probabilities of the input's shape.
-        k: length of the list that should hold the label, 1 ≤ k ≤ C − 1, or a mapping from lengths
-            to positive weights, which are divided by their sum.
-        **options: ``weight``, ``ignore_index``, ``reduction`` and ``label_smoothing``, as for
-            :func:`torch.nn.functional.cross_entropy`.
+        logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
+        target: class indices of the logits' shape without its class dimension, or class
+            probabilities of the logits' shape.
+        k: length of the list that should hold the label, 1 ≤ k ≤ C − 1; or a mapping from lengths
+            to weights; or a sequence with the weights of the lengths 1, 2, …, as ``difftopk`` has
+            it. Weights are divided by their sum, and lengths of weight 0 do not count.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
@@ -66,51 +67,75 @@ def topk_cross_entropy(
         tensor(0.3647)
         >>> topk_cross_entropy(logits, target, k={1: 0.5, 2: 0.5})
         tensor(0.7643)
+        >>> topk_cross_entropy(logits, target, k=[0.5, 0.5])
+        tensor(0.7643)
     """
-    if not isinstance(k, Mapping):
-        check_k(k, input)
-        return smooth_topk_loss(input, target, k, 1 / k, 0.0, **options) * int(k)
-
-    check_lengths(k)
-    for length in k:
-        check_k(length, input)
-    total = sum(k.values())
-    chances = [weight / total for weight in k.values()]
-
-    def row_loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        scores = working(scores)
-        return _mixed([_of_rows(scores, labels, int(length)) for length in k], chances)
-
-    cost = block_cost(0.0, 8 * int(sum(k)))
-    return classification_loss(row_loss, input, target, block_cost=cost, **options)
+    lengths = list_lengths(k)
+    for length in lengths:
+        check_k(length, logits, dim)
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    if len(lengths) == 1:
+        (length,) = lengths
+        single = SmoothHinge(length, 1 / length, 0.0)
+        return classification_loss(single, logits, target, dim, options, factor=length)
+    mixture = ListMixture(tuple(lengths), tuple(lengths.values()))
+    return classification_loss(mixture, logits, target, dim, options)
 
 
-def check_lengths(k: int | Mapping[int, float]) -> None:
-    """Require the length of a list, or several with positive weights."""
-    if not isinstance(k, Mapping):
-        return check_count("k", k)
-    if not k:
-        raise ValueError("k must have at least one length with its weight, got an empty mapping")
-    for length, weight in k.items():
+def list_lengths(k: Lengths) -> dict[int, float]:
+    """Lengths of the list with their probabilities, without those of probability 0.
+
+    Example:
+        >>> list_lengths(5), list_lengths({1: 1, 3: 3, 5: 0}), list_lengths([0.2, 0, 0.8])
+        ({5: 1.0}, {1: 0.25, 3: 0.75}, {1: 0.2, 3: 0.8})
+    """
+    if isinstance(k, Mapping):
+        weights = dict(k)
+    elif isinstance(k, Sequence) and not isinstance(k, str):
+        weights = dict(enumerate(k, 1))
+    else:
+        weights = {k: 1.0}
+    for length, weight in weights.items():
         check_count("k", length)
         if not is_number(weight):
             raise TypeError(f"the weight of k={length} must be a number, got {weight!r}")
-        if not 0 < weight < inf:
+        if not 0 <= weight < inf:
             raise ValueError(
-                f"the weight of k={length} must be positive and finite, got {weight!r}"
+                f"the weight of k={length} must be non-negative and finite, got {weight!r}"
             )
-    return None
+    total = sum(weights.values())
+    if not total:
+        raise ValueError(f"k must have at least one length with a positive weight, got k={k!r}")
+    return {int(length): weight / total for length, weight in weights.items() if weight}
 
 
-def _of_rows(scores: Tensor, labels: Tensor | None, k: int) -> Tensor:
+class ListMixture(NamedTuple):
+    """``−log Σ_k P_k π_y^(k)`` of rows."""
+
+    lengths: tuple[int, ...]
+    chances: tuple[float, ...]
+    kernel = None
+
+    @property
+    def cost(self) -> int:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        return 8 * sum(self.lengths)
+
+    def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """See :class:`topklass.functional._contract.RowLoss`."""
+        scores = working(scores)
+        return _mixed([_of_length(k, scores, labels) for k in self.lengths], self.chances)
+
+
+def _of_length(k: int, scores: Tensor, labels: Tensor | None) -> Tensor:
     """``−log π^(k)`` of rows, (R, 1), or (R, C) for every label."""
-    if labels is not None:
-        return topk_cross_entropy(scores, labels.squeeze(1), k, reduction="none").unsqueeze(1)
-    kernel_serves(scores, k, "class probabilities and label smoothing")  # raises if demanded
-    return k * smooth_hinge(scores, None, k, 1 / k, 0.0)
+    smooth = SmoothHinge(k, 1 / k, 0.0)
+    if labels is None:
+        return k * smooth.rows(scores, None)
+    return k * row_targets_loss(smooth, scores, labels, Options(reduction="none")).unsqueeze(1)
 
 
-def _mixed(losses: list[Tensor], chances: list[float]) -> Tensor:
+def _mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:
     """``−log Σ_k P_k e^{−ℓ_k}``, to the last digits of losses near 0 and of small chances.
 
     The least loss is taken out of the sum, and what is left is at most 1. For an absent label every

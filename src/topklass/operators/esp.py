@@ -3,21 +3,20 @@
 The one place that chooses between the algorithms of :mod:`topklass.reference`.
 """
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from topklass._checks import check_scores_and_k
-from topklass.algorithms import log_esp_tree
-from topklass.dispatch import kernel_serves
+from topklass._transforms import is_eager, plain_backward
+from topklass.dispatch import find_kernel
 from topklass.reference import fused, power_sums, tree
-from topklass.reference.limits import by_power_sums, working_dtype
-from topklass.reference.row_blocks import RowFunction, by_rows, transformed
+from topklass.reference.row_blocks import RowFunction, by_rows
 
 
-def log_esp(scores: Tensor, k: int) -> Tensor:
+def log_esp(scores: Tensor, k: int, *, dim: int = -1) -> Tensor:
     r"""Logarithms of the elementary symmetric polynomials of ``exp(scores)``.
 
     .. math:: \log \sigma_j(e^{s}) = \log \sum_{|A| = j} \exp \sum_{i \in A} s_i, \quad j = 0..k
@@ -28,28 +27,21 @@ def log_esp(scores: Tensor, k: int) -> Tensor:
     Args:
         scores: (…, n); −inf marks an absent class.
         k: largest degree, 1 ≤ k ≤ n.
+        dim: the class dimension.
 
     Returns:
-        (…, k + 1), the degrees 0 to k; −inf for degrees above the number of present classes.
+        (…, k + 1), the degrees 0 to k in place of the classes; −inf for degrees above the number of
+        present classes.
 
     Example:
         >>> import torch
         >>> log_esp(torch.tensor([1.0, 2.0, 3.0]).log(), k=2).exp().round(decimals=3)
         tensor([ 1.,  6., 11.])
     """
-    check_scores_and_k(scores, k)
-    power = by_power_sums(k, scores.dtype, scores.device)
-    algorithm = power_sums.log_esp if power else log_esp_tree
-
-    def by_kernel(rows: Tensor, reference: RowFunction) -> Tensor:
-        from topklass.kernels import esp
-
-        return esp.log_esp(rows, k, reference)
-
-    return _computed(scores, k, algorithm, by_kernel, log_esp_obstacle(k))
+    return _operator("log_esp", power_sums.log_esp, tree.log_esp, scores, k, dim)
 
 
-def topk_marginals(scores: Tensor, k: int) -> Tensor:
+def topk_marginals(scores: Tensor, k: int, *, dim: int = -1) -> Tensor:
     r"""Probability that each class belongs to a random k-subset drawn by its scores.
 
     .. math:: \pi_i = \frac{e^{s_i} \sigma_{k-1}(e^{s_{\setminus i}})}{\sigma_k(e^s)}
@@ -62,25 +54,18 @@ def topk_marginals(scores: Tensor, k: int) -> Tensor:
     Args:
         scores: (…, n); −inf marks an absent class.
         k: size of the subset, 1 ≤ k ≤ n.
+        dim: the class dimension.
 
     Returns:
-        (…, n), in [0, 1], summing to k. A row with fewer than k present classes has 1 for each.
+        Probabilities of the scores' shape that sum to k. A row with fewer than k present classes
+        has 1 for each of them.
 
     Example:
         >>> import torch
         >>> topk_marginals(torch.tensor([0.0, 0.0, 0.0, 0.0]), k=2)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    check_scores_and_k(scores, k)
-    power = by_power_sums(k, scores.dtype, scores.device)
-    algorithm = power_sums.marginals if power else tree.marginals
-
-    def by_kernel(rows: Tensor, reference: RowFunction) -> Tensor:
-        from topklass.kernels import esp
-
-        return esp.topk_marginals(rows, k, reference)
-
-    return _computed(scores, k, algorithm, by_kernel)
+    return _operator("topk_marginals", power_sums.marginals, tree.marginals, scores, k, dim)
 
 
 def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Tensor:
@@ -102,52 +87,57 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
         (R, 1), or (R, n) for every label. −inf or nearly so where fewer than k classes are present
         besides the label, +inf where the label is absent.
     """
-    power = by_power_sums(k, scores.dtype, scores.device)
+    power = power_sums.is_accurate(k, scores.dtype, scores.device)
     if labels is None:
         every = power_sums.smooth_gap_every_label if power else tree.smooth_gap_every_label
         return every(scores.to(power_sums.wide_dtype(scores)), k, tau)
     if not power:
-        return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), scores, labels, k=k)
-    if transformed(scores):
-        return power_sums.smooth_gap(scores.to(working_dtype(scores.dtype)), labels, k, tau)
-    return fused.smooth_gap(scores, labels, k, tau)
-
-
-def log_esp_obstacle(k: int) -> str | None:
-    """Beyond this k the kernel would take long to compile."""
-    largest = 16
-    return f"log_esp with k = {k}, only up to {largest}" if k > largest else None
-
-
-def kernel_obstacle() -> str | None:
-    """What the operators' kernels do not do: their derivatives are those of the reference."""
-    return "these operators in torch.compile" if torch.compiler.is_compiling() else None
-
-
-def _computed(
-    scores: Tensor,
-    k: int,
-    algorithm: RowFunction,
-    by_kernel: Callable[[Tensor, RowFunction], Tensor],
-    obstacle: str | None = None,
-) -> Tensor:
-    """An operator on (…, n) scores by its kernel, if that can serve, or by the reference."""
-
-    def reference(rows: Tensor) -> Tensor:
-        return _by_rows(partial(algorithm, k=k), rows, k=k)
-
-    if kernel_serves(scores, k, obstacle or kernel_obstacle()):
-        result = by_kernel(scores.reshape(-1, scores.shape[-1]), reference)
-        result = result.reshape(*scores.shape[:-1], -1)
-    else:
-        result = reference(scores)
-    return result.to(scores.dtype)
-
-
-def _by_rows(function: RowFunction, scores: Tensor, *others: Tensor, k: int) -> Tensor:
-    wide = power_sums.wide_dtype(scores)
-    rows = scores.reshape(-1, scores.shape[-1])
-    result = by_rows(
-        lambda block, *rest: function(block.to(wide), *rest), rows, *others, cost=8 * k
+        return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), k, scores, labels)
+    if is_eager(scores):
+        return fused.smooth_gap(scores, labels, k, tau)
+    return power_sums.smooth_gap(
+        scores.to(power_sums.working_dtype(scores.dtype)), labels, k, tau
     )
-    return result.reshape(*scores.shape[:-1], result.shape[-1])
+
+
+def _operator(
+    name: str, by_power_sums: RowFunction, by_tree: RowFunction, scores: Tensor, k: int, dim: int
+) -> Tensor:
+    """An operator on classes in dimension ``dim``, by its kernel or by the reference."""
+    check_scores_and_k(scores, k, dim=dim)
+    last = scores.movedim(dim, -1)
+    rows = last.reshape(-1, last.shape[-1])
+    power = power_sums.is_accurate(k, scores.dtype, scores.device)
+    reference = partial(_by_rows, partial(by_power_sums if power else by_tree, k=k), k)
+    kernel = find_kernel(name, rows, {"k": k})
+    if kernel is None:
+        result = reference(rows)
+    else:
+        result = _KernelOperator.apply(rows, k, getattr(kernel, name), reference)
+    shape = (*last.shape[:-1], result.shape[-1])
+    return result.to(scores.dtype).reshape(shape).movedim(-1, dim)
+
+
+def _by_rows(function: RowFunction, k: int, scores: Tensor, *others: Tensor) -> Tensor:
+    """A function of (R, n) scores in float64, in blocks of rows."""
+    wide = power_sums.wide_dtype(scores)
+    return by_rows(lambda block, *rest: function(block.to(wide), *rest), scores, *others, cost=8 * k)
+
+
+class _KernelOperator(torch.autograd.Function):
+    """A kernel for the values; derivatives are those of the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, k: int, kernel: RowFunction, reference: RowFunction
+    ) -> Tensor:
+        ctx.save_for_backward(scores)
+        ctx.reference = reference
+        return kernel(scores, k)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (grad,) = gradients
+        (scores,) = ctx.saved_tensors
+        result = plain_backward(lambda s: ctx.reference(s).to(grad.dtype), scores, grad)
+        return result, None, None, None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import check_number, is_number
-from topklass._transforms import can_look
+from topklass._transforms import can_read_values
 
 
 def class_margins(counts: Tensor | Sequence[float], largest: float = 0.2) -> Tensor:
@@ -71,7 +71,7 @@ def _seen(counts: Tensor | Sequence[float]) -> Tensor:
     counts = torch.as_tensor(counts)
     if counts.dim() != 1 or counts.numel() == 0:
         raise ValueError(f"counts must be a vector, one per class, got shape {tuple(counts.shape)}")
-    if can_look(counts) and not bool((counts >= 0).all()):
+    if can_read_values(counts) and not bool((counts >= 0).all()):
         raise ValueError(f"counts must not be negative, got {counts[~(counts >= 0)][0].item()}")
     counts = counts if counts.is_floating_point() else counts.to(torch.get_default_dtype())
     rarest = counts.masked_fill(counts == 0, inf).amin()

@@ -10,11 +10,18 @@ others go through power sums of their odds relative to the k-th, and Newton's id
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from topklass.reference.limits import by_power_sums, power_dtype
-from topklass.reference.power_sums import columns, newton, power_sums, shift, wide_dtype
+from topklass.reference.power_sums import (
+    columns,
+    is_accurate,
+    newton,
+    power_dtype,
+    power_sums,
+    shift,
+    wide_dtype,
+)
+from topklass.reference.tree import first_coefficients
 
 
 def fewer_than(k: int, log_in: Tensor, log_out: Tensor) -> Tensor:
@@ -28,7 +35,7 @@ def fewer_than(k: int, log_in: Tensor, log_out: Tensor) -> Tensor:
     wide = wide_dtype(log_in)
     if k == 1:
         return log_out.sum(-1, dtype=wide).exp()
-    if not by_power_sums(k, log_in.dtype, log_in.device):
+    if not is_accurate(k, log_in.dtype, log_in.device):
         return first_coefficients(torch.stack([log_out, log_in], -1).to(wide).exp(), k).sum(-1)
     odds = log_in - log_out
     threshold = odds[..., k - 1 : k].detach()
@@ -40,16 +47,3 @@ def fewer_than(k: int, log_in: Tensor, log_out: Tensor) -> Tensor:
     for p, q in zip(columns(happen), columns(do_not), strict=True):
         counts = q * counts + p * shift(counts)
     return counts.sum(-1)
-
-
-def first_coefficients(factors: Tensor, count: int) -> Tensor:
-    """First coefficients of a product of polynomials, (…, n, m) to (…, count), pair by pair."""
-    while factors.shape[-2] > 1:
-        if factors.shape[-2] % 2:
-            one = F.pad(torch.ones_like(factors[..., :1, :1]), (0, factors.shape[-1] - 1))
-            factors = torch.cat([factors, one], -2)
-        left, right = factors[..., 0::2, :], factors[..., 1::2, :]
-        length = min(count, 2 * factors.shape[-1] - 1)
-        terms = [F.pad(a * right, (i, length))[..., :length] for i, a in enumerate(columns(left))]
-        factors = torch.stack(terms).sum(0)
-    return factors[..., 0, :count]

@@ -11,8 +11,13 @@ the *tail* below the threshold ``t = h_m``. Nothing in
 * ``q_j = σ_j(u)`` from the ``p_j`` by Newton's identities,
 * ``S_j = [X^j] Q(X) · Π_i (v_i + X)``,
 
-overflows up to ``k = 32`` in float64 (see :mod:`topklass.reference.limits`), and
-``σ_j(e) = exp(j·t) · Π_i exp(h_i − t) · S_j``. The state ``(h, p)`` of a row has ``O(k)`` numbers.
+overflows up to ``k = 32`` in float64, and ``σ_j(e) = exp(j·t) · Π_i exp(h_i − t) · S_j``. The state
+``(h, p)`` of a row has ``O(k)`` numbers.
+
+**Limits.** Newton's identities add with alternating signs: relative to ``σ_k`` the rounding of the
+power sums is amplified by at most 2^k/(k + 1), reached with k ties and one score just below. Beyond
+the limits below, :mod:`topklass.reference.tree` takes over. ``tests/test_accuracy.py`` measures both
+sides of each limit.
 
 The functions here are plain differentiable operations: autograd, forward mode, ``vmap`` and
 ``torch.compile`` go through them to any order. The threshold is detached everywhere because the
@@ -26,7 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass.reference.limits import power_dtype
+LARGEST_K_IN_FLOAT32 = 10
+"""Powers of the tail in float32 up to this k (amplification 93), in float64 beyond."""
+
+LARGEST_K = {torch.float32: 32, torch.float64: 12}
+"""Power sums up to this k for scores of this precision: errors near 1e-7 and 1e-13."""
 
 
 class Split(NamedTuple):
@@ -57,8 +66,8 @@ def split(scores: Tensor, count: int, temperature: float) -> Split:
 def lowest_score(scores: Tensor) -> float:
     """A finite stand-in for the −inf of an absent class.
 
-    A threshold this low makes the log ratio so negative that loss and gradient are exactly 0,
-    which is what a label with fewer than k rivals deserves, without a mask.
+    A threshold this low makes the log ratio so negative that loss and gradient are exactly 0. That
+    is right for a label with fewer than k rivals, and needs no mask.
     """
     return torch.finfo(scores.dtype).min
 
@@ -209,6 +218,21 @@ def log_add(a: Tensor, b: Tensor) -> Tensor:
     return total.masked_fill((a == -inf) & (b == -inf), -inf)
 
 
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scores of less than single precision are worked on in single precision."""
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+def power_dtype(dtype: torch.dtype, k: int) -> torch.dtype:
+    """The precision in which powers of the tail are computed and summed."""
+    return torch.float64 if k > LARGEST_K_IN_FLOAT32 else working_dtype(dtype)
+
+
 def wide_dtype(tensor: Tensor) -> torch.dtype:
     """Float64 where the device has it: row constants are few, and their digits matter."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def is_accurate(k: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether power sums are accurate enough for scores of this dtype."""
+    return device.type != "mps" and k <= LARGEST_K[working_dtype(dtype)]

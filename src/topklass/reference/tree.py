@@ -1,7 +1,8 @@
 r"""Elementary symmetric polynomials by a tree of positive products: any k, to the last digit.
 
-**Problem.** Power sums lose digits as k grows. A product tree has positive terms only, but its
-coefficients overflow.
+**Problem.** Power sums lose digits as k grows. The product ``Π_i (1 + e_i X)``, multiplied out on a
+binary tree (Berrada et al. 2018, Algorithm 1), has positive terms only, but its coefficients
+overflow.
 
 **Closed form.** Tilt: for any ρ, with ``p_i = sigmoid(x_i − ρ)`` and N the number of successes of
 independent trials with these probabilities (a Poisson-binomial count),
@@ -13,8 +14,11 @@ number is a probability, and ``log σ_k − log σ_{k−1} = ρ + log P(N = k) �
 Leaving class c out is a derivative: P(N = k) is linear in the pair (1 − p_c, p_c), with slopes
 P(N without c = k) and P(N without c = k−1), and reverse mode through positive products adds
 positive terms only.
+
+``log_esp`` needs all degrees, which no single tilt serves: it multiplies in log space.
 """
 
+from collections.abc import Callable
 from math import inf
 
 import torch
@@ -29,7 +33,7 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     label = scores.gather(-1, labels)
     x, threshold, absent = _centred(scores.scatter(-1, labels, -inf), k, k * tau)
     tilt = _tilt(x, k)
-    count = _counts(_trials(x, tilt), k).masked_fill(absent, 1.0)
+    count = first_coefficients(_trials(x, tilt), k + 1).masked_fill(absent, 1.0)
     change = (count[..., k:] / count[..., k - 1 : k]).log()
     return _mask_certain((threshold - label) / k + tau * (tilt + change), label, absent)
 
@@ -97,33 +101,61 @@ def _trials(x: Tensor, tilt: Tensor) -> Tensor:
     return torch.stack([torch.sigmoid(tilt - x), torch.sigmoid(x - tilt)], -1)
 
 
-def _counts(trials: Tensor, k: int) -> Tensor:
-    """P(N = 0) … P(N = k), (…, k + 1): multiply the polynomials pairwise until one is left."""
-    polynomials = trials
-    while polynomials.shape[-2] > 1:
-        if polynomials.shape[-2] % 2:
-            one = torch.zeros_like(polynomials[..., :1, :])
-            one[..., 0] = 1.0
-            polynomials = torch.cat([polynomials, one], -2)
-        polynomials = _multiply(polynomials[..., ::2, :], polynomials[..., 1::2, :], k)
-    counts = polynomials.squeeze(-2)
-    return F.pad(counts, (0, k + 1 - counts.shape[-1]))
+def log_esp(scores: Tensor, k: int) -> Tensor:
+    """``log σ_0 … log σ_k`` of ``exp(scores)``, (…, k + 1), in log space; log 0 has gradient 0."""
+    factors = torch.stack((torch.zeros_like(scores), scores), -1)  # 1 + e_i X
+    return _product_tree(factors, k + 1, _log_product, zero=-inf, one=0.0)
 
 
-def _multiply(a: Tensor, b: Tensor, k: int) -> Tensor:
-    """The product of two polynomials of equal degree, up to the power k."""
-    size = a.shape[-1]
-    width = min(2 * size - 1, k + 1)
-    terms = a.unsqueeze(-1) * b.unsqueeze(-2)
-    power = torch.arange(size, device=a.device)
-    terms = terms.masked_fill(power.unsqueeze(1) + power >= width, 0.0)
+def first_coefficients(factors: Tensor, count: int) -> Tensor:
+    """First coefficients of a product of polynomials, (…, n, m) to (…, count)."""
+    return _product_tree(factors, count, _product, zero=0.0, one=1.0)
+
+
+def _product_tree(
+    factors: Tensor,
+    count: int,
+    product: Callable[[Tensor, Tensor, int], Tensor],
+    zero: float,
+    one: float,
+) -> Tensor:
+    """Multiply polynomials pairwise until one is left, every product truncated to ``count``."""
+    while factors.shape[-2] > 1:
+        if factors.shape[-2] % 2:
+            neutral = torch.full_like(factors[..., :1, :1], one)
+            neutral = F.pad(neutral, (0, factors.shape[-1] - 1), value=zero)
+            factors = torch.cat([factors, neutral], -2)
+        length = min(count, 2 * factors.shape[-1] - 1)
+        factors = product(factors[..., 0::2, :], factors[..., 1::2, :], length)
+    result = factors[..., 0, :count]
+    return F.pad(result, (0, count - result.shape[-1]), value=zero)
+
+
+def _product(left: Tensor, right: Tensor, length: int) -> Tensor:
+    """The first coefficients of products of polynomials of equal size, sums of positive terms."""
+    size = left.shape[-1]
+    terms = left.unsqueeze(-1) * right.unsqueeze(-2)
+    power = torch.arange(size, device=left.device)
+    terms = terms.masked_fill(power.unsqueeze(1) + power >= length, 0.0)
     # Read with rows one entry shorter, row i is shifted by i: columns are powers.
-    sheared = F.pad(terms, (0, width + 1 - size)).flatten(-2)[..., : size * width]
-    return sheared.reshape(*sheared.shape[:-1], size, width).sum(-2)
+    sheared = F.pad(terms, (0, length + 1 - size)).flatten(-2)[..., : size * length]
+    return sheared.reshape(*sheared.shape[:-1], size, length).sum(-2)
+
+
+def _log_product(left: Tensor, right: Tensor, length: int) -> Tensor:
+    """The same of logarithms, by log-sum-exp; gradient 0 where all terms are −inf."""
+    size = left.shape[-1]
+    right = F.pad(right, (size - 1, length - size), value=-inf)
+    terms = left.flip(-1).unsqueeze(-2) + right.unfold(-1, size, 1)
+    largest = terms.detach().amax(-1)
+    absent = largest == -inf
+    largest = largest.masked_fill(absent, 0.0)
+    total = (terms - largest.unsqueeze(-1)).exp().sum(-1)
+    return (total.masked_fill(absent, 1.0).log() + largest).masked_fill(absent, -inf)
 
 
 def _leave_one_out(trials: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """P(N = k), (…, 1), and without each class P(N = k) and P(N = k−1), (…, n, 2)."""
-    count, pull_back, *_ = torch.func.vjp(lambda leaves: _counts(leaves, k)[..., k:], trials)
+    count, pull_back, *_ = torch.func.vjp(lambda leaves: first_coefficients(leaves, k + 1)[..., k:], trials)
     (slopes,) = pull_back(torch.ones_like(count))
     return count, slopes
