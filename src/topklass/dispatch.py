@@ -6,7 +6,7 @@ goes through the reference, with the same results.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -56,6 +56,7 @@ OLDEST_CAPABILITY = (8, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run step by step on the CPU, for tests."""
 
+
 def _missing_triton() -> str | None:
     """Why the installed Triton, if any, does not serve."""
     if find_spec("triton") is None:
@@ -82,8 +83,8 @@ def use_backend(name: str) -> Iterator[None]:
 
     Applies to the smooth loss, top-k cross-entropy, LDAM and the noised loss with class indices,
     and to the operators ``log_esp``, ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The
-    other losses have one implementation. Functions compiled by ``torch.compile`` do not see it: they
-    always choose by themselves.
+    other losses have one implementation. Functions compiled by ``torch.compile`` do not see it:
+    they always choose by themselves.
 
     Args:
         name: ``"auto"``: kernels where they serve (the default); ``"reference"``: plain PyTorch;
@@ -106,9 +107,13 @@ def use_backend(name: str) -> Iterator[None]:
 def find_kernel(
     name: str,
     scores: Tensor,
-    parameters: Mapping[str, Any],
+    k: int,
     target: Tensor | None = None,
     options: Options | None = None,
+    *,
+    margin: float | Tensor = 0.0,
+    samples: int = 0,
+    noise: Tensor | None = None,
 ) -> Any:
     """The module of the kernels that serve a call, or None for the reference.
 
@@ -117,22 +122,24 @@ def find_kernel(
     Args:
         name: a key of :data:`KERNELS`.
         scores: (R, n).
-        parameters: of the loss or operator, by name; ``k`` is one of them.
+        k: length of the list, or rank.
         target: of a loss, class indices or probabilities.
         options: of a loss.
+        margin: of a loss.
+        samples: number of noise vectors.
+        noise: noise vectors that are given instead of drawn.
     """
     backend = "auto" if torch.compiler.is_compiling() else _backend.get()
     if backend == "reference" or (backend == "auto" and scores.device.type != "cuda"):
         return None
     kernels = KERNELS[name]
     obstacle = (
-        _obstacle_of_parameters(kernels[-1], parameters)
+        _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
         or _obstacle_of_target(target, options)
         or _obstacle_of_scores(scores, kernels[0].compiles)
         or _obstacle_of_device(scores.device)
     )
     if obstacle is None:
-        k = parameters["k"]
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
         return import_module(f"topklass.kernels.{module}")
     if backend == "kernel":
@@ -140,15 +147,16 @@ def find_kernel(
     return None
 
 
-def _obstacle_of_parameters(last: Kernel, parameters: Mapping[str, Any]) -> str | None:
-    k, samples = parameters["k"], parameters.get("samples", 0)
+def _obstacle_of_parameters(
+    last: Kernel, k: int, margin: float | Tensor, samples: int, noise: Tensor | None
+) -> str | None:
     if k > last.largest_k:
         return f"k = {k}, only up to {last.largest_k}"
-    if parameters.get("noise") is not None:
+    if noise is not None:
         return "given noise"
     if samples > last.largest_samples:
         return f"samples = {samples}, only up to {last.largest_samples}"
-    if _is_differentiated(parameters.get("margin")):
+    if _is_differentiated(margin):
         return "derivatives by the margin"
     return None
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from topklass._checks import check_count, check_number
 from topklass.functional._contract import working
 
+
 def autocasting(x):
     return torch.is_autocast_enabled(x.device.type)
-
 
 
 class CosineClassifier(nn.Module):

@@ -27,6 +27,8 @@ Margin = float | list[float] | tuple[float, ...] | Tensor
 class _Parameters(nn.Module):
     """Prints the parameters of a loss."""
 
+    margin: float | Tensor
+
     def extra_repr(self) -> str:
         shown = {n: v for n, v in vars(self).items() if not n.startswith("_") and n != "training"}
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
@@ -73,8 +75,6 @@ class _Loss(_Parameters):
 
 class _MarginLoss(_Loss):
     """Holds a margin, too."""
-
-    margin: float | Tensor
 
     def __init__(self, margin: Margin, dim: int, options: Options) -> None:
         super().__init__(dim, options)
@@ -145,7 +145,6 @@ class MultiLabelSmoothTopKLoss(_Parameters):
     """
 
     weight: Tensor | None
-    margin: float | Tensor
 
     def __init__(
         self,

@@ -1,13 +1,13 @@
 """What every loss shares with ``torch.nn.functional.cross_entropy``.
 
-A loss is a named tuple of its parameters with a method ``rows(scores, labels)``. It maps (R, C)
+A loss is a data class of its parameters with a method ``rows(scores, labels)``. It maps (R, C)
 scores and (R, 1) labels to (R, 1) losses, and with ``labels=None`` to the (R, C) losses of every
 class as the label. Input shapes, class weights, ignored targets, label smoothing, class
 probabilities, precision and reduction are here, once.
 """
 
 from math import inf
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,31 +23,29 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._transforms import needs_plain_backward, plain_backward
-from topklass.dispatch import find_kernel
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows
 
 
-class RowLoss(Protocol):
-    """The parameters of a loss, and its losses of rows."""
+class RowLoss:
+    """The parameters of a loss, and its losses of rows. Subclasses are frozen data classes."""
 
-    @property
-    def kernel(self) -> str | None:
-        """Its name in :data:`topklass.dispatch.KERNELS`, if there is one."""
-
-    @property
-    def cost(self) -> int | None:
-        """What the losses of every label keep for each score, see ``by_rows``.
-
-        None if rows must be computed together, once: the loss draws random numbers.
-        """
-
-    def _asdict(self) -> dict[str, Any]:
-        """The parameters by name, as named tuples have it."""
+    is_random: ClassVar[bool] = False
+    """Whether it draws random numbers, so that rows must be computed once and together."""
+    margin: float | Tensor = 0.0
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         """Map (R, C) scores and (R, 1) labels to (R, 1), or to (R, C) without labels."""
+        raise NotImplementedError
+
+    def cost(self) -> int:
+        """What the losses of every label keep for each score, see ``by_rows``."""
+        return 8
+
+    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+        """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
+        return None
 
 
 def classification_loss(
@@ -72,9 +70,8 @@ def classification_loss(
             "ignore_index is not supported for a target of class probabilities, "
             f"got ignore_index={options.ignore_index}"
         )
-    margin = loss._asdict().get("margin")
-    per_class = margin if isinstance(margin, Tensor) and margin.dim() else None
-    check_same_device(logits, target=target, weight=options.weight, margin=per_class)
+    margin = loss.margin if isinstance(loss.margin, Tensor) and loss.margin.dim() else None
+    check_same_device(logits, target=target, weight=options.weight, margin=margin)
     scores = to_rows(logits, dim)
     targets = to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
     result = row_targets_loss(loss, scores, targets, options)
@@ -90,9 +87,7 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Op
 
     ``targets`` are class indices (R, 1) or class probabilities (R, C).
     """
-    kernel = None
-    if loss.kernel is not None:
-        kernel = find_kernel(loss.kernel, scores, loss._asdict(), targets, options)
+    kernel = loss.find_kernel(scores, targets, options)
     if kernel is None:
         return _reference(loss, scores, targets, options)
     labels = targets.squeeze(1).contiguous()
@@ -125,7 +120,7 @@ class _KernelLoss(torch.autograd.Function):
         kernel, loss, options = ctx.call
         if not needs_plain_backward(grad):
             result = kernel.backward(grad, scores, labels, saved, loss, options)
-        elif loss.cost is None:
+        elif loss.is_random:
             ones = torch.ones_like(grad) if grad.dim() else grad.new_ones(())
             whole = kernel.backward(ones, scores, labels, saved, loss, options)
             each = grad.unsqueeze(-1) if grad.dim() else grad
@@ -190,11 +185,10 @@ def _expected(loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | N
 
     if weight is not None:
         chances = chances * working(weight)
-    margin = loss._asdict().get("margin")
-    learnt = isinstance(margin, Tensor) and margin.requires_grad
-    if loss.cost is None or learnt or chances.requires_grad:
+    learnt = isinstance(loss.margin, Tensor) and loss.margin.requires_grad
+    if loss.is_random or learnt or chances.requires_grad:
         return expected(scores, chances)
-    return by_rows(expected, scores, chances, cost=loss.cost)
+    return by_rows(expected, scores, chances, cost=loss.cost())
 
 
 def reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:

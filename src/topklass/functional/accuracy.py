@@ -6,7 +6,18 @@ from math import inf
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, check_logits as check_input, check_target, class_dimension, labels_in_range as known_in_range, to_rows
+from topklass._checks import (
+    check_count,
+    check_target,
+    class_dimension,
+    to_rows,
+)
+from topklass._checks import (
+    check_logits as check_input,
+)
+from topklass._checks import (
+    labels_in_range as known_in_range,
+)
 from topklass.reference.row_blocks import by_rows
 
 AVERAGES = ("micro", "macro", "none")

@@ -1,13 +1,19 @@
 """The top-k hinge losses: plain, convex and calibrated."""
 
+from dataclasses import dataclass
 from math import inf, nan
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin
-from topklass.functional._contract import classification_loss, margin_of_label, of_label, working
+from topklass.functional._contract import (
+    RowLoss,
+    classification_loss,
+    margin_of_label,
+    of_label,
+    working,
+)
 
 
 def topk_hinge_loss(
@@ -143,32 +149,28 @@ def calibrated_topk_hinge_loss(
     return classification_loss(CalibratedTopKHinge(k, margin), logits, target, dim, options)
 
 
-class TopKHinge(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TopKHinge(RowLoss):
     """``(m_y + (s∖y)_(k) − s_y)_+`` of rows."""
 
     k: int
     margin: float | Tensor
-    kernel = None
-    cost = 8
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         scores = working(scores)
         top, leads = _top_and_membership(scores, labels, self.k)
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
         return hinge(margin, _kth_rival(top, leads), label)
 
 
-class ConvexTopKHinge(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ConvexTopKHinge(RowLoss):
     """The mean of the k largest scores, rivals raised by the margin, above the label's."""
 
     k: int
     margin: float | Tensor
-    kernel = None
-    cost = 8
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         scores, k = working(scores), self.k
         top, leads = _top_and_membership(scores, labels, k)
         label, m = of_label(scores, labels), margin_of_label(self.margin, labels)
@@ -180,16 +182,14 @@ class ConvexTopKHinge(NamedTuple):
         return loss.masked_fill(label == -inf, inf)
 
 
-class CalibratedTopKHinge(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CalibratedTopKHinge(RowLoss):
     """``(m_y + s_(k+1) − s_y)_+`` of rows."""
 
     k: int
     margin: float | Tensor
-    kernel = None
-    cost = 8
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         scores = working(scores)
         top = scores.topk(self.k + 1, dim=1).values
         rival = top[:, self.k :].masked_fill(top[:, :1].isnan(), nan)
@@ -212,6 +212,6 @@ def _top_and_membership(scores: Tensor, labels: Tensor | None, k: int) -> tuple[
 
 
 def _kth_rival(top: Tensor, leads: Tensor) -> Tensor:
-    """The k-th largest score besides the label; NaN in a row that holds one, where it comes first."""
+    """The k-th largest score besides the label; NaN in a row with NaN, which sorts first."""
     rival = torch.where(leads, top[:, -1:], top[:, -2:-1])
     return rival.masked_fill(top[:, :1].isnan(), nan)

@@ -1,13 +1,13 @@
 """Cross-entropy for imbalanced data: label-distribution-aware margins, and focal weights."""
 
+from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_logits, check_margin, check_number
-from topklass.functional._contract import classification_loss, of_label, working
+from topklass.functional._contract import RowLoss, classification_loss, of_label, working
 from topklass.functional.smooth import SmoothHinge
 
 
@@ -102,15 +102,13 @@ def focal_loss(
     return classification_loss(Focal(gamma), logits, target, dim, options)
 
 
-class Focal(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Focal(RowLoss):
     """``(1 − p_y)^γ (−log p_y)`` of rows."""
 
     gamma: float
-    kernel = None
-    cost = 8
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         log_probability = of_label(torch.log_softmax(working(scores), 1), labels)
         impossible = log_probability == -inf
         log_probability = log_probability.masked_fill(impossible, 0.0)

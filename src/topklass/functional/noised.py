@@ -1,6 +1,7 @@
 """The noised top-k hinge loss of Garcin et al. 2022."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from topklass._checks import (
     check_temperature,
     class_dimension,
 )
+from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
     classification_loss,
@@ -90,34 +92,33 @@ def noised_topk_loss(
     loss: RowLoss
     if noise is not None:
         noise = noise_rows(noise, logits, class_dimension(logits, dim))
-        loss = NoisedHinge(k, epsilon, noise.shape[-1], margin, scale, noise)
+        loss = NoisedHinge(k, epsilon, noise.shape[-1], scale, margin, noise)
     elif samples is not None:
-        loss = NoisedHinge(k, epsilon, samples, margin, scale, None, generator)
+        loss = NoisedHinge(k, epsilon, samples, scale, margin, None, generator)
     elif epsilon == 0:  # nothing to integrate
         calibrated = CalibratedTopKHinge(k, margin)
         return classification_loss(calibrated, logits, target, dim, options, factor=scale)
     else:
         check_temperature(epsilon, "epsilon")
-        loss = ExpectedHinge(k, epsilon, margin, scale)
+        loss = ExpectedHinge(k, epsilon, scale, margin)
     return classification_loss(loss, logits, target, dim, options)
 
 
-class NoisedHinge(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class NoisedHinge(RowLoss):
     """``(c (m_y + mean_b (s + ε Z_b)_(k+1) − s_y))_+`` of rows: equations 10 and 13."""
 
     k: int
     epsilon: float
     samples: int
-    margin: float | Tensor
     scale: float
+    margin: float | Tensor
     noise: Tensor | None = None
     """(R, C, B), or drawn."""
     generator: torch.Generator | None = None
-    kernel = "noised_topk_loss"
-    cost = None
+    is_random: ClassVar[bool] = True
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         scores = working(scores)
         noise, source = self.noise, self.generator
         rival = noised_topk(
@@ -126,20 +127,35 @@ class NoisedHinge(NamedTuple):
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
         return self.scale * hinge(margin, rival.unsqueeze(1), label)
 
+    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+        return find_kernel(
+            "noised_topk_loss",
+            scores,
+            self.k,
+            targets,
+            options,
+            margin=self.margin,
+            samples=self.samples,
+            noise=self.noise,
+        )
 
-class ExpectedHinge(NamedTuple):
+
+@dataclass(frozen=True, eq=False)
+class ExpectedHinge(RowLoss):
     """``(c (m_y + E (s + ε Z)_(k+1) − s_y))_+`` of rows."""
 
     k: int
     epsilon: float
-    margin: float | Tensor
     scale: float
-    kernel = "expected_topk_loss"
-    cost = 8
+    margin: float | Tensor
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         scores = working(scores)
         rival = expected_topk(scores, self.k + 1, self.epsilon)
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
         return self.scale * hinge(margin, rival.unsqueeze(1), label)
+
+    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+        return find_kernel(
+            "expected_topk_loss", scores, self.k, targets, options, margin=self.margin
+        )

@@ -1,12 +1,14 @@
 """The smooth top-k SVM loss of Berrada et al. 2018."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin, check_temperature
-from topklass.functional._contract import classification_loss, margin_of_label
+from topklass.dispatch import find_kernel
+from topklass.functional._contract import RowLoss, classification_loss, margin_of_label
 from topklass.operators.esp import smooth_gap
 
 LINEAR_FROM = 40.0
@@ -65,20 +67,20 @@ def smooth_topk_loss(
     return classification_loss(SmoothHinge(k, tau, margin), logits, target, dim, options)
 
 
-class SmoothHinge(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SmoothHinge(RowLoss):
     """``τ softplus((α_y + gap) / τ)`` of rows: equation 10 as the hinge that it smooths."""
 
     k: int
     tau: float
     margin: float | Tensor
-    kernel = "smooth_topk_loss"
 
-    @property
     def cost(self) -> int:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         return 8 * self.k
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         gap = smooth_gap(scores, labels, self.k, self.tau) + margin_of_label(self.margin, labels)
         return F.softplus(gap, beta=1 / self.tau, threshold=LINEAR_FROM)
+
+    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+        return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)

@@ -1,14 +1,14 @@
 """Cross-entropy of lists of k classes: how probable it is that a random list holds the label."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topklass._checks import Options, check_count, check_k, is_number
-from topklass.functional._contract import classification_loss, row_targets_loss, working
+from topklass.functional._contract import RowLoss, classification_loss, row_targets_loss, working
 from topklass.functional.smooth import SmoothHinge
 
 Lengths = int | Mapping[int, float] | Sequence[float]
@@ -91,7 +91,7 @@ def list_lengths(k: Lengths) -> dict[int, float]:
     """
     if isinstance(k, Mapping):
         weights = dict(k)
-    elif isinstance(k, Sequence) and not isinstance(k, str):
+    elif isinstance(k, Sequence):
         weights = dict(enumerate(k, 1))
     else:
         weights = {k: 1.0}
@@ -109,20 +109,17 @@ def list_lengths(k: Lengths) -> dict[int, float]:
     return {int(length): weight / total for length, weight in weights.items() if weight}
 
 
-class ListMixture(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ListMixture(RowLoss):
     """``−log Σ_k P_k π_y^(k)`` of rows."""
 
     lengths: tuple[int, ...]
     chances: tuple[float, ...]
-    kernel = None
 
-    @property
     def cost(self) -> int:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         return 8 * sum(self.lengths)
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """See :class:`topklass.functional._contract.RowLoss`."""
         scores = working(scores)
         return _mixed([_of_length(k, scores, labels) for k in self.lengths], self.chances)
 

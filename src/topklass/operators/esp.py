@@ -95,9 +95,7 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
         return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), k, scores, labels)
     if is_eager(scores):
         return fused.smooth_gap(scores, labels, k, tau)
-    return power_sums.smooth_gap(
-        scores.to(power_sums.working_dtype(scores.dtype)), labels, k, tau
-    )
+    return power_sums.smooth_gap(scores.to(power_sums.working_dtype(scores.dtype)), labels, k, tau)
 
 
 def _operator(
@@ -109,7 +107,7 @@ def _operator(
     rows = last.reshape(-1, last.shape[-1])
     power = power_sums.is_accurate(k, scores.dtype, scores.device)
     reference = partial(_by_rows, partial(by_power_sums if power else by_tree, k=k), k)
-    kernel = find_kernel(name, rows, {"k": k})
+    kernel = find_kernel(name, rows, k)
     if kernel is None:
         result = reference(rows)
     else:
@@ -121,7 +119,9 @@ def _operator(
 def _by_rows(function: RowFunction, k: int, scores: Tensor, *others: Tensor) -> Tensor:
     """A function of (R, n) scores in float64, in blocks of rows."""
     wide = power_sums.wide_dtype(scores)
-    return by_rows(lambda block, *rest: function(block.to(wide), *rest), scores, *others, cost=8 * k)
+    return by_rows(
+        lambda block, *rest: function(block.to(wide), *rest), scores, *others, cost=8 * k
+    )
 
 
 class _KernelOperator(torch.autograd.Function):

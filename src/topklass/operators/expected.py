@@ -55,7 +55,7 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
         check_temperature(epsilon, "epsilon")
     last = scores.movedim(dim, -1)
     rows = last.reshape(-1, last.shape[-1])
-    kernel = find_kernel("expected_topk", rows, {"k": k}) if epsilon else None
+    kernel = find_kernel("expected_topk", rows, k) if epsilon else None
     if kernel is None:
         result = _reference(rows, k, epsilon)
     else:

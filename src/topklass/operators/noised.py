@@ -66,9 +66,9 @@ def noised_topk(
     if noise is not None:
         noise = noise_rows(noise, scores, dim)
         samples = noise.shape[-1]
-    kernel = find_kernel("noised_topk", rows, {"k": k, "samples": samples, "noise": noise})
+    kernel = find_kernel("noised_topk", rows, k, samples=samples, noise=noise)
     if kernel is not None:
-        result = _KernelNoisedTopK.apply(rows, kernel, k, epsilon, samples, generator)
+        result: Tensor = _KernelNoisedTopK.apply(rows, kernel, k, epsilon, samples, generator)
     else:
         wide = rows.to(working_dtype(rows.dtype))
         result = noised.noised_topk(wide, k, epsilon, samples, noise, generator)

@@ -7,7 +7,7 @@ Poisson-binomial count with probabilities ``Φ((s_i − t) / ε)``. On a window 
 negligible probability the trapezoidal rule converges geometrically.
 
 **Which classes matter.** In units of ε and relative to the k-th score, the window lies between
-``−DOWN`` and ``UP``. A class more than ``FAR`` below the window is never the k-th largest, one that is
+``−DOWN`` and ``UP``. A class more than ``FAR`` below the window is never the k-th largest, and one
 more than ``always`` above a threshold is always above it.
 """
 

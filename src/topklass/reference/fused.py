@@ -7,8 +7,8 @@ Same algorithm as :func:`topklass.reference.power_sums.smooth_gap`, which proves
     k·∂/∂s_y = −1                                                                 (label)
 
 The forward pass reads the logits once and keeps the tail u, from which the backward pass writes the
-gradient. Rows are processed in blocks that stay in cache. The few constants of each row are computed
-for all rows together, in float64. Higher derivatives go through the plain operations.
+gradient. Rows are processed in blocks that stay in cache. The few constants of each row are
+computed for all rows together, in float64. Higher derivatives go through the plain operations.
 """
 
 from math import e, inf, log2
@@ -22,8 +22,8 @@ from topklass.reference import power_sums
 from topklass.reference.power_sums import power_dtype, working_dtype
 
 LOG2_E = log2(e)
-BLOCK_ELEMENTS = 2**18
-"""A megabyte of float32: a block and its powers stay in the cores' caches."""
+BLOCK_ELEMENTS = 2**17
+"""512 KB of float32: a block and its powers stay in a core's cache."""
 CHUNK = 16
 """Scores of a chunk when the largest of a long row are searched."""
 
@@ -38,8 +38,11 @@ class _SmoothGap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
         states, tails = [], []
-        for block, of_block in zip(*_blocks(scores, labels), strict=True):
-            *state, tail = _block_state(block, of_block, k, k * tau)
+        step = _block_rows(scores)
+        powers = scores.new_empty(0, dtype=power_dtype(scores.dtype, k))  # one for all blocks
+        for start in range(0, max(1, len(scores)), step):
+            rows = slice(start, start + step)
+            *state, tail = _block_state(scores[rows], labels[rows], k, k * tau, powers)
             states.append(state)
             if ctx.needs_input_grad[0]:
                 tails.append(tail)
@@ -69,31 +72,35 @@ class _SmoothGap(torch.autograd.Function):
 
             return plain_backward(plain, scores, gradient), None, None, None
         dtype = power_dtype(scores.dtype, k)
-        scaled = slopes.mul(gradient.t()).div_(k).to(dtype).t()
+        scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
+        tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        blocks = _blocks(result, scaled, places, labels)
-        for out, of_block, at_heads, at_label, u in zip(*blocks, tails, strict=True):
-            tail, top, of_label = of_block.split((k, k, 1), 1)
+        step = _block_rows(scores)
+        for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):
+            rows = slice(start, start + step)
+            out = result[rows]
             into = out if out.dtype == dtype else None
-            value = _polynomial(tail.t().unsqueeze(2), u[:, : out.shape[1]].to(dtype), into)
-            value.scatter_(1, at_heads, top)
-            value.scatter_(1, at_label, of_label)
+            value = _polynomial(tail[:, rows], u[:, : out.shape[1]].to(dtype), into)
+            value.scatter_(1, places[rows], top[rows])
+            value.scatter_(1, labels[rows], of_label[rows])
             if into is None:
                 out.copy_(value)
         return result, None, None, None
 
 
-def _blocks(scores: Tensor, *others: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-    """Blocks of rows that stay in cache; all rows together on other devices."""
+def _block_rows(scores: Tensor) -> int:
+    """Rows of a block that stays in cache; all rows on other devices."""
     rows, columns = scores.shape
-    step = BLOCK_ELEMENTS // max(1, columns) if scores.device.type == "cpu" else rows
-    return tuple(tensor.split(max(1, step)) for tensor in (scores, *others))
+    return max(1, BLOCK_ELEMENTS // max(1, columns) if scores.device.type == "cpu" else rows)
 
 
 def _block_state(
-    scores: Tensor, labels: Tensor, k: int, temperature: float
+    scores: Tensor, labels: Tensor, k: int, temperature: float, powers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Heads and their classes, (R, k), power sums of the tail, (k, R), and the tail."""
+    """Heads and their classes, (R, k), power sums of the tail, (k, R), and the tail.
+
+    ``powers`` is scratch memory: fresh pages for every block would cost as much as the arithmetic.
+    """
     work = _padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
     heads, places = _largest(work, k)
     heads.clamp_(min=power_sums.lowest_score(work))
@@ -103,10 +110,12 @@ def _block_state(
     # exp((s − t) / temperature), in base 2: more than twice as fast
     work.sub_(heads[:, -1:]).mul_(LOG2_E / temperature).exp2_()
     tail = work.to(power_dtype(scores.dtype, k))
-    sums, power = [tail.sum(1)], tail
-    for j in range(1, k):
-        power = power.mul_(tail) if j > 1 else tail * tail
-        sums.append(power.sum(1))
+    sums = [tail.sum(1)]
+    if k > 1:
+        torch.mul(tail, tail, out=powers.resize_(tail.shape))
+        sums.append(powers.sum(1))
+    for _ in range(k - 2):
+        sums.append(powers.mul_(tail).sum(1))
     return heads, places, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
 
 

@@ -16,8 +16,8 @@ overflows up to ``k = 32`` in float64, and ``σ_j(e) = exp(j·t) · Π_i exp(h_i
 
 **Limits.** Newton's identities add with alternating signs: relative to ``σ_k`` the rounding of the
 power sums is amplified by at most 2^k/(k + 1), reached with k ties and one score just below. Beyond
-the limits below, :mod:`topklass.reference.tree` takes over. ``tests/test_accuracy.py`` measures both
-sides of each limit.
+the limits below, :mod:`topklass.reference.tree` takes over. ``tests/test_accuracy.py`` measures
+both sides of each limit.
 
 The functions here are plain differentiable operations: autograd, forward mode, ``vmap`` and
 ``torch.compile`` go through them to any order. The threshold is detached everywhere because the

@@ -156,6 +156,8 @@ def _log_product(left: Tensor, right: Tensor, length: int) -> Tensor:
 
 def _leave_one_out(trials: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """P(N = k), (…, 1), and without each class P(N = k) and P(N = k−1), (…, n, 2)."""
-    count, pull_back, *_ = torch.func.vjp(lambda leaves: first_coefficients(leaves, k + 1)[..., k:], trials)
+    count, pull_back, *_ = torch.func.vjp(
+        lambda leaves: first_coefficients(leaves, k + 1)[..., k:], trials
+    )
     (slopes,) = pull_back(torch.ones_like(count))
     return count, slopes
