@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topklass
-from benchmarks import peers
+from experiments import peers
 from topklass import NoisedTopKLoss, SmoothTopKLoss
 
 K = 5

@@ -12,7 +12,7 @@ over the window in which that probability falls from 1 to 0, by the trapezoidal 
 import torch
 from torch import Tensor
 
-from topklass.algorithms import log_esp_tree
+from experiments.algorithms import log_esp_tree
 
 NODES = 32
 NEARLY = 1e-9

@@ -7,18 +7,18 @@ from math import inf
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import topklass
-from benchmarks import peers
-from topklass.algorithms import (
+from experiments import peers
+from experiments.algorithms import (
     derivatives_recursive,
     esp_summation,
     esp_summation_compensated,
     log_esp_recursive,
     log_esp_tree,
+    smooth_topk_loss_uncentred,
     smooth_topk_loss_with,
 )
 from topklass.functional import smooth_topk_loss
@@ -43,7 +43,7 @@ def methods(device: torch.device) -> list[Method]:
     """All of them, ours last."""
     on_gpu = device.type == "cuda"
     found = [
-        Method("summation, not centred", lambda k, tau: partial(not_centred, k=k, tau=tau), 0),
+        Method("summation, not centred", not_centred, 0),
         by("summation", lambda s, k: esp_summation(s, k).log(), 1e4),
         by("summation, compensated", lambda s, k: esp_summation_compensated(s, k).log(), 1e4),
         by("summation, bare recursion", partial(log_esp_unprotected, esp_summation)),
@@ -67,6 +67,11 @@ def by(name: str, log_esp: Callable[[Tensor, int], Tensor], most_classes: float 
     return Method(name, loss, most_classes)
 
 
+def not_centred(k: int, tau: float) -> Rows:
+    """The loss with summation of ``exp(s/(kτ))`` as they are, as in the paper's Table 5."""
+    return partial(smooth_topk_loss_uncentred, k=k, tau=tau)
+
+
 def by_rows(k: int, tau: float) -> Rows:
     """The loss with summation in one kernel."""
     from benchmarks.summation_kernel import esp_by_rows
@@ -81,15 +86,6 @@ def row_losses(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
 def plain(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     with topklass.use_backend("reference"):
         return row_losses(scores, labels, k, tau)
-
-
-def not_centred(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    """Summation as in the paper's Table 5: of ``exp(s/(kτ))`` as they are."""
-    x = scores / (k * tau)
-    label = x.gather(1, labels[:, None])
-    log_sigma = esp_summation(x.scatter(1, labels[:, None], -inf), k).log()
-    z = 1 / tau + log_sigma[:, k] - log_sigma[:, k - 1] - label[:, 0]
-    return -tau * F.logsigmoid(-z)
 
 
 def log_esp_unprotected(esp: Callable[[Tensor, int], Tensor], scores: Tensor, k: int) -> Tensor:

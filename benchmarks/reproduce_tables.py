@@ -1,20 +1,17 @@
-"""The papers' experiments, from records of ``topklass reproduce`` in ``results/reproduce``."""
+"""The papers' experiments, from records of ``python -m experiments`` in ``results/reproduce``."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.table import Table
 
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
-from topklass.reproduce import EXPERIMENTS, Experiment, load_record
-from topklass.reproduce.cells import METHOD, Results
-from topklass.reproduce.experiment import record_path
-from topklass.reproduce.protocol import made_by, made_where
-from topklass.reproduce.tables import spread
-from topklass.reproduce.training import TrainingExperiment
-
-Record = dict[str, Any]
+from experiments.catalogue import EXPERIMENTS
+from experiments.cells import METHOD, Results
+from experiments.experiment import Experiment, Record, load_record, record_path
+from experiments.protocol import made_by, made_where
+from experiments.tables import spread
+from experiments.training import TrainingExperiment
 
 RECORDS = RESULTS / "reproduce"
 IMAGES = ROOT / "docs" / "images" / "reproduce"

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import peers, study_stability, study_time
+from benchmarks import study_stability, study_time
 from benchmarks.environment import describe, place, write
 from benchmarks.others import Others
 from benchmarks.rows import digits
 from benchmarks.verify import relative_error
+from experiments import peers
 from topklass.functional import smooth_topk_loss
 
 
@@ -35,7 +36,7 @@ def main(device: str, quick: bool) -> None:
 
 def published() -> dict[str, Any]:
     """What the switch of the published code does, and its gradient for k = 1."""
-    switching = peers.smooth_with_switch(5, 1_000)
+    switching = peers.smooth_with_switch(5)
     if switching is None:
         return {}
     lead = 5 * torch.log(torch.tensor(1e3)).item()  # k τ ln 1000

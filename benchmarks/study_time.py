@@ -17,7 +17,7 @@ from benchmarks.methods import Rows, methods
 from benchmarks.rows import digits, say
 from benchmarks.timing import synchronize
 from benchmarks.verify import relative_error, some_rows
-from topklass.algorithms import log_esp_tree, smooth_topk_loss_with
+from experiments.algorithms import log_esp_tree, smooth_topk_loss_with
 
 K, SAMPLES, CLASSES = 5, 256, (100, 1_000, 10_000, 100_000)
 RUNS, SECONDS = 50, 0.5

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.candidates import EPSILON, SAMPLES, Candidate, Loss
 from benchmarks.expected_topk import expected_topk
-from topklass.algorithms import log_esp_tree, smooth_topk_loss_with
+from experiments.algorithms import log_esp_tree, smooth_topk_loss_with
 
 ROWS = 16
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}

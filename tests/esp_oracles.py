@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from topklass.algorithms import (
+from experiments.algorithms import (
     esp_summation,
     esp_summation_compensated,
     log_esp_recursive,

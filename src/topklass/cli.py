@@ -251,58 +251,6 @@ def demo(
     show_comparison(list(runs), folder / "report.html")
 
 
-@app.command("reproduce")
-def reproduce_command(
-    name: Annotated[str | None, typer.Argument(help="of the experiment; none lists all")] = None,
-    preset: Annotated[
-        str,
-        typer.Option(help="paper: the papers' protocol; fast: ours for one GPU; smoke: seconds"),
-    ] = "fast",
-    data: Annotated[Path | None, typer.Option(help="where the data set is")] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="for runs, record and figures (default: runs/reproduce/NAME-PRESET, or "
-            "the record's with --show)"
-        ),
-    ] = None,
-    at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 1,
-    most: Annotated[
-        int | None, typer.Option(help="runs to train at most now; the same command goes on")
-    ] = None,
-    show: Annotated[
-        Path | None, typer.Option(help="a record: its tables and figures, without training")
-    ] = None,
-    list: Annotated[bool, typer.Option("--list", help="list the experiments")] = False,
-) -> None:
-    """Repeat a table or figure of the papers; the same command goes on after an interruption."""
-    from topklass.reproduce import Request, load_record
-    from topklass.reproduce.command import experiment, listing, run_experiment, show_record
-    from topklass.train.trainer import Interrupted
-
-    if (show is not None or list or name is None) and (data, at_once, most) != (None, 1, None):
-        raise ValueError("--data, --at-once and --most are for experiments that run: name one")
-    if show is not None:
-        record = load_record(show)
-        if name not in (None, record["experiment"]):
-            raise ValueError(f"{show} is a record of {record['experiment']}, not of {name}")
-        show_record(record, folder or show.parent, console)
-    elif list or name is None:
-        console.print(listing())
-    else:
-        try:
-            folder = folder or Path("runs/reproduce") / f"{name}-{preset}"
-            request = Request(preset, folder, data, at_once, most, console)
-            run_experiment(name, request, console)
-        except (Interrupted, KeyboardInterrupt):
-            goes_on = "goes on from there" if experiment(name).goes_on else "begins again"
-            console.print(f"stopped; the same command {goes_on}", highlight=False)
-            raise typer.Exit(130) from None
-        except ChildProcessError as failed:
-            console.print(str(failed), style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(1) from None
-
-
 def show_comparison(runs: list[Path], output: Path) -> None:
     """Print the table of a comparison, and write its page."""
     from topklass.report import write_report

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from topklass.train.criterion import LOSSES, STUDY_LOSSES
+from topklass.train.criterion import LOSSES
 from topklass.train.finished import FinishedRun, NotFinished, read_run, shown
 from topklass.train.recipe import LOSS_OPTIONS
 from topklass.train.statistics import Difference, Estimate, difference, estimate, pooled
@@ -201,7 +201,7 @@ def _grouped(runs: Iterable[FinishedRun]) -> tuple[tuple[Group, ...], list[str]]
             )
     groups = [Group(tuple(seeds[seed] for seed in sorted(seeds))) for seeds in members.values()]
     problems = [repr(training_data(group)) for group in groups]
-    losses = [*LOSSES, *STUDY_LOSSES]
+    losses = list(dict.fromkeys([*LOSSES, *(group.settings["loss"] for group in groups)]))
 
     def place(group: Group) -> tuple[int, int]:
         return problems.index(repr(training_data(group))), losses.index(group.settings["loss"])

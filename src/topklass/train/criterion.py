@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
 import topklass
-from topklass.train import study_losses
 
 
 @dataclass(frozen=True)
@@ -97,27 +97,27 @@ LOSSES = {
     ),
 }
 
-STUDY_LOSSES = {
-    name: LossInfo(make, about, ("tau",), gradient_is_one_in_k=True)
-    for name, make, about in (
-        ("study-summation", study_losses.SummationTopKLoss, "smooth, by summation in float32"),
-        (
-            "study-summation-centred",
-            study_losses.CentredSummationTopKLoss,
-            "the same, below the largest score",
-        ),
-        ("study-published", study_losses.PublishedTopKLoss, "smooth, the published code"),
-        ("study-topklass", study_losses.CountedSmoothTopKLoss, "smooth, with the same counts"),
-    )
-}
-"""For ``topklass reproduce review``: other ways to evaluate a loss, which are not offered."""
-
 
 def loss_info(name: str) -> LossInfo:
-    """The loss of that name, or an error that lists them all."""
-    known = {**LOSSES, **STUDY_LOSSES}
-    if name in known:
-        return known[name]
+    """The loss of that name, or an error that lists them all.
+
+    To train with a loss of your own, name it ``module:ATTRIBUTE``, an importable :class:`LossInfo`.
+    A recipe stays text, so other processes and later sessions find the same loss.
+
+    Example:
+        >>> loss_info("topklass.train.criterion:INFO")
+        Traceback (most recent call last):
+        ...
+        ValueError: topklass.train.criterion has no LossInfo 'INFO' to train with
+    """
+    if name in LOSSES:
+        return LOSSES[name]
+    module, colon, attribute = name.partition(":")
+    if colon:
+        info = getattr(import_module(module), attribute, None)
+        if not isinstance(info, LossInfo):
+            raise ValueError(f"{module} has no LossInfo {attribute!r} to train with")
+        return info
     listed = ", ".join(LOSSES)
     raise ValueError(f"unknown loss {name!r}.{did_you_mean(name, LOSSES)} There are: {listed}")
 
@@ -140,7 +140,7 @@ def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn
     """A criterion for training samples of these class counts.
 
     Args:
-        name: one of ``LOSSES``.
+        name: one of ``LOSSES``, or ``module:ATTRIBUTE``, see :func:`loss_info`.
         k: length of the list, for losses that take it.
         counts: number of training samples of each class.
         options: parameters of the loss; one that it does not have is an error.

@@ -1,0 +1,24 @@
+"""All experiments by name."""
+
+from experiments.epoch_time import EpochTime
+from experiments.experiment import Experiment
+from experiments.level_sets import LevelSets
+from experiments.plan import load_plan
+from experiments.review import Review
+from experiments.training import TrainingExperiment
+
+BY_RECIPE = (
+    "cifar100-noise",
+    "cifar100-temperature",
+    "cifar100-epsilon",
+    "cifar100-samples",
+    "imagenet-subsets",
+    "plantnet",
+    "longtail",
+)
+"""Experiments that are a file in ``experiments/recipes`` and nothing else."""
+
+EXPERIMENTS: dict[str, Experiment] = {
+    **{name: TrainingExperiment(load_plan(name)) for name in BY_RECIPE},
+    **{each.name: each for each in (LevelSets(), EpochTime(), Review(load_plan("review")))},
+}

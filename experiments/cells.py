@@ -1,0 +1,103 @@
+"""The numbers of one cell of a table, or of one point of a figure: ours and the papers'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from experiments.experiment import Record
+from experiments.grid import matches
+from experiments.metrics import value
+from experiments.plan import Plan, Settings
+from experiments.published import Published, published_numbers, quoted
+from topklass.train.statistics import Estimate, estimate
+
+METHOD = "method"
+EXACT_EXPECTATION = ("samples", 0)
+"""The exact expectation, that is infinitely many noise vectors."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known about some runs that differ in nothing but the seed."""
+
+    ours: Estimate | None
+    papers: list[Published]
+    planned: bool
+    """Whether the experiment has such runs, finished or not."""
+
+
+class Results:
+    """A record beside the papers' numbers, unless it is about other data.
+
+    Args:
+        plan: of the experiment.
+        record: of some of its runs.
+    """
+
+    def __init__(self, plan: Plan, record: Record) -> None:
+        self.plan, self.record = plan, record
+        own_data = "data" in plan.presets[record["preset"]].settings
+        self.numbers = [] if own_data else published_numbers(plan)
+
+    def settings(self, row: Settings) -> Settings:
+        """All settings of a row, with its method."""
+        protocol = self.record["protocol"]
+        return {**protocol, **row["settings"], METHOD: row[METHOD]}
+
+    def rows(self, where: Settings, kind: str = "rows") -> list[Settings]:
+        """The rows with these settings; ``kind="not_run"`` for those that are missing."""
+        return [row for row in self.record[kind] if matches(self.settings(row), where)]
+
+    def cell(self, where: Settings, metric: str) -> Cell:
+        """All seeds of the runs with these settings."""
+        rows = self.rows(where)
+        found = [value(row, self.settings(row)["k"], metric) for row in rows]
+        values = [each for each in found if each is not None]
+        others = {name: each for name, each in where.items() if name != METHOD}
+        papers = quoted(self.numbers, where.get(METHOD), others, metric)
+        planned = bool(rows) or bool(self.rows(where, "not_run"))
+        return Cell(estimate(values) if values else None, papers, planned)
+
+    def values(self, axis: str, part: Settings) -> list[object]:
+        """What an axis of a table or figure runs over, in order.
+
+        Args:
+            axis: a setting, or "method".
+            part: the table or figure, whose ``where`` and ``methods`` restrict it.
+        """
+        where = part.get("where", {})
+        methods = part.get("methods", list(self.plan.methods))
+        rows = [*self.rows(where), *self.rows(where, "not_run")]
+        found = [self.settings(row) for row in rows]
+        found += [
+            {**each.settings, METHOD: each.method}
+            for each in self.numbers
+            if matches(each.settings, {n: v for n, v in where.items() if n in each.settings})
+        ]
+        chosen = [each for each in found if each[METHOD] in methods and axis in each]
+        if axis == METHOD:
+            return [name for name in methods if any(each[METHOD] == name for each in chosen)]
+        values = dict.fromkeys(each[axis] for each in chosen)
+        return sorted(
+            values,
+            key=lambda each: inf if each is None or (axis, each) == EXACT_EXPECTATION else each,
+        )
+
+
+def named(value: object, axis: str) -> str:
+    """A value of an axis as people read it.
+
+    Example:
+        >>> named(0.0001, "epsilon"), named(64000, "subset"), named("smooth", "method")
+        ('0.0001', '64,000', 'smooth')
+        >>> named(None, "subset"), named(None, "tau"), named(0, "samples")
+        ('all', '–', 'exact')
+    """
+    if value is None:
+        return "all" if axis == "subset" else "–"
+    if (axis, value) == EXACT_EXPECTATION:
+        return "exact"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,203 @@
+"""The YAML file of a training experiment, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.experiment import PRESETS
+from experiments.metrics import GRADIENT, parse_metric
+from topklass.train.criterion import did_you_mean
+from topklass.train.recipe import Recipe, check_names
+
+RECIPES = Path(__file__).parent / "recipes"
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One protocol of an experiment.
+
+    Args:
+        settings: of all its runs.
+        grids: each names settings with the values to try, ``methods`` and ``seeds``; in order of
+            priority.
+        methods: what this protocol changes in methods.
+    """
+
+    settings: Settings
+    grids: list[Settings]
+    methods: dict[str, Settings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataNeeded:
+    """What ``--data`` has to be."""
+
+    name: str
+    classes: int
+    get: str
+    test: int | None = None
+    """Number of test images, where it is always the same."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a file says.
+
+    Args:
+        name: of the experiment.
+        title: one line.
+        papers: what it repeats.
+        data: what it needs, unless a preset names its own data.
+        always: settings of all runs.
+        methods: settings by name; what is compared.
+        presets: protocols by name.
+        tables: what goes down, what across, which metrics.
+        published: the papers' numbers, one for each table or column.
+        figures: metrics against a setting, or curves by epoch.
+        curves: what is kept of every epoch, besides gradients.
+        views: whether the average over views is measured, too.
+    """
+
+    name: str
+    title: str
+    papers: tuple[str, ...]
+    data: DataNeeded
+    always: Settings
+    methods: dict[str, Settings]
+    presets: dict[str, Preset]
+    tables: list[Settings]
+    published: list[Settings] = field(default_factory=list)
+    figures: list[Settings] = field(default_factory=list)
+    curves: list[str] = field(default_factory=list)
+    views: bool = False
+
+
+TABLE_KEYS = {"title": True, "rows": True, "metrics": True, "columns": False, "where": False}
+TABLE_KEYS |= {"methods": False, "note": False}
+FIGURE_KEYS = {"file": True, "title": True, "x": False, "metric": False, "curve": False}
+FIGURE_KEYS |= {"where": False, "methods": False}
+PUBLISHED_KEYS = {"source": True, "metric": True, "values": True, "where": False, "by": False}
+
+
+def load_plan(name: str) -> Plan:
+    """Read the file of an experiment."""
+    return parse_plan(name, (RECIPES / f"{name}.yaml").read_text("utf-8"))
+
+
+def parse_plan(name: str, text: str) -> Plan:
+    """A plan from YAML; whatever it cannot mean is an error that names the place.
+
+    Example:
+        >>> parse_plan("toy", "title: a toy")
+        Traceback (most recent call last):
+        ...
+        ValueError: toy.yaml lacks papers, data, always, methods, presets, tables
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}.yaml is not YAML: {error}") from error
+    where = f"{name}.yaml"
+    known = {each: each not in ("published", "figures", "curves", "views") for each in FIELDS}
+    _check_keys(where, content, known)
+    needed = {"name": True, "classes": True, "get": True, "test": False}
+    _check_keys(f"{where}, data", content["data"], needed)
+    presets = {
+        each: _preset(f"{where}, preset {each}", given, content["methods"])
+        for each, given in content["presets"].items()
+    }
+    if set(presets) != set(PRESETS):
+        raise ValueError(f"{where} must have the presets {', '.join(PRESETS)}, got {[*presets]}")
+    settings = (content["always"], *content["methods"].values())
+    for each in (*settings, *(preset.settings for preset in presets.values())):
+        check_names(each)
+    _check_parts(where, content)
+    data, papers = DataNeeded(**content.pop("data")), tuple(content.pop("papers"))
+    content["presets"] = presets
+    return Plan(name, data=data, papers=papers, **content)
+
+
+FIELDS = tuple(each for each in Plan.__dataclass_fields__ if each != "name")
+
+
+def _preset(where: str, given: Any, methods: Mapping[str, Settings]) -> Preset:
+    _check_keys(where, given, {"settings": True, "grids": True, "methods": False})
+    preset = Preset(**given)
+    _check_methods(where, preset.methods, methods)
+    for settings in preset.methods.values():
+        check_names(settings)
+    for grid in preset.grids:
+        _check_methods(where, grid.get("methods", ()), methods)
+        check_names({each: None for each in grid if each not in ("methods", "seeds")})
+    return preset
+
+
+def _check_parts(where: str, content: Settings) -> None:
+    """Require tables, figures and published numbers of known methods, settings and metrics."""
+    methods = content["methods"]
+    for kind, keys in (
+        ("tables", TABLE_KEYS),
+        ("figures", FIGURE_KEYS),
+        ("published", PUBLISHED_KEYS),
+    ):
+        for each in content.get(kind, []):
+            place = f"{where}, {kind}, {each.get('title', each.get('source'))}"
+            _check_keys(place, each, keys)
+            _check_methods(place, each.get("methods", each.get("values", ())), methods)
+            axes = [each.get(axis) for axis in ("rows", "columns", "x", "by")]
+            named = [axis for axis in axes if axis not in (None, "method")]
+            check_names(dict.fromkeys([*each.get("where", {}), *named]))
+            for metric in each.get("metrics", [each["metric"]] if "metric" in each else []):
+                parse_metric(metric)
+            if kind == "figures" and ("x" in each, "metric" in each) != ("curve" not in each,) * 2:
+                raise ValueError(f"{place} must have x and metric, or a curve")
+            if each.get("curve", GRADIENT) not in (GRADIENT, *content.get("curves", [])):
+                raise ValueError(f"{place} draws {each['curve']!r}, which is not among curves")
+
+
+def _check_keys(where: str, given: Any, known: Mapping[str, bool]) -> None:
+    """Require a mapping with these keys; true for those that it must have."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} must hold `name: value`, got {given!r}")
+    for key in given:
+        if key not in known:
+            listed = ", ".join(known)
+            raise ValueError(
+                f"{where} has {key!r}.{did_you_mean(str(key), known)} It may have: {listed}"
+            )
+    lacking = [key for key, needed in known.items() if needed and key not in given]
+    if lacking:
+        raise ValueError(f"{where} lacks {', '.join(lacking)}")
+
+
+def _check_methods(where: str, given: Iterable[str], methods: Iterable[str]) -> None:
+    for name in given:
+        if name not in methods:
+            hint = did_you_mean(str(name), methods)
+            raise ValueError(f"{where} names the method {name!r}, which is not there.{hint}")
+
+
+def method_recipe(plan: Plan, preset: str, method: str, more: Settings) -> Recipe:
+    """The recipe of a method, with settings of its own.
+
+    What is more special counts: a preset over what is always so, a method over both, a preset's
+    change of the method over that, and a grid over all.
+    """
+    chosen = plan.presets[preset]
+    layers = (
+        plan.always,
+        chosen.settings,
+        plan.methods[method],
+        chosen.methods.get(method, {}),
+        more,
+    )
+    merged: Settings = {}
+    for layer in layers:
+        merged |= layer
+    return Recipe().with_changes(merged)

@@ -1,0 +1,227 @@
+"""Experiments that train networks, by the YAML files in ``topklass/recipes``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+from experiments.experiment import (
+    Experiment,
+    Record,
+    Request,
+    another_protocol,
+    changes,
+    check_rows,
+    load_same,
+    new_record,
+    record_path,
+    save_record,
+)
+from experiments.grid import NOT_RECORDED, Planned, plain, planned_runs, protocol_of
+from experiments.plan import DataNeeded, Plan, Settings
+from experiments.rows import row_of
+from experiments.tables import show_tables
+from topklass._provenance import said
+from topklass.data import load
+from topklass.train.details import digest
+from topklass.train.engine import RECIPE, train
+from topklass.train.recipe import Recipe
+from topklass.train.several import is_finished, raise_failed, result_line, train_all
+from topklass.train.trainer import Interrupted
+
+ROW = (
+    *("run", "method", "seed", "settings", "test", "validation", "training", "gradient", "curves"),
+    *("hardware", "commit"),
+)
+"""What every row has."""
+
+
+class TrainingExperiment(Experiment):
+    """One that trains by all recipes of a plan.
+
+    Args:
+        plan: what its file says.
+    """
+
+    takes = ("data", "at_once", "most")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.name, self.title, self.papers = plan.name, plan.title, plan.papers
+
+    def runs(self, preset: str) -> int:
+        """How many networks are trained."""
+        return len({run.name for run in planned_runs(self.plan, preset)})
+
+    def run(self, request: Request) -> Record:
+        """Train what the record lacks; it is written with every run that ends."""
+        preset, folder, data, images = request.preset, request.folder, None, None
+        if "data" in self.plan.presets[preset].settings:
+            if request.data is not None:
+                raise ValueError(f"the preset {preset} makes its own images: leave --data out")
+        else:
+            images = check_data(self.plan.data, request.data)
+            data = None if request.data is None else request.data.resolve()
+        runs = planned_runs(self.plan, preset, data)
+        record = self.begin(preset, folder)
+        for row in record["rows"]:
+            if None not in (images, row["images"]) and images != row["images"]:
+                raise ValueError(
+                    f"{row['run']} of {record_path(folder, self.name, preset)} was tested on other "
+                    f"images than those of {data}: choose another --folder, or the data of before"
+                )
+        rows = {(row["method"], row["run"]): row for row in record["rows"]}
+
+        def keep(finished: Path) -> None:
+            for run in runs:
+                if run.name == finished.name:
+                    rows[run.method, run.name] = self.row(run, finished)
+            fill(record, runs, rows)
+            save_record(record, folder)
+
+        left = {folder / run.name: run.recipe for run in runs if key(run) not in rows}
+        for path in [path for path, recipe in left.items() if is_finished(path, recipe)]:
+            keep(path)
+            del left[path]
+        fill(record, runs, rows)
+        save_record(record, folder)
+        request.say(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are there.")
+        left = dict(list(left.items())[: request.most])
+        if left and preset != "smoke" and not torch.cuda.is_available():
+            request.say("There is no GPU here: a run may take days (--preset smoke takes seconds).")
+        if request.at_once > 1:
+            names = {path: path.name for path in left}
+            train_all(left, names, at_once=request.at_once, console=request.console, finished=keep)
+        else:
+            train_in_turn(left, request, keep)
+        return record
+
+    def row(self, run: Planned, finished: Path) -> Record:
+        """What the record says of a run that has ended."""
+        return row_of(run, finished, self.plan.curves, self.plan.views)
+
+    def begin(self, preset: str, folder: Path | None = None) -> Record:
+        """The record of a folder, or a new one in which nothing is run."""
+        runs = planned_runs(self.plan, preset)
+        record = new_record(self.name, preset, protocol_of(runs))
+        path = None if folder is None else record_path(folder, self.name, preset)
+        rows = {}
+        if path is not None and path.exists():
+            rows = rows_before(path, runs, record, self.plan)
+        fill(record, runs, rows)
+        return record
+
+    def show(self, record: Record) -> list[Table]:
+        """Ours over seeds beside the papers' numbers."""
+        check_rows(record, ROW)
+        return show_tables(self.plan, record)
+
+    def draw(self, record: Record, folder: Path) -> list[Path]:
+        """Metrics against settings with the papers' points, and curves by epoch."""
+        from experiments.figures import draw_figures
+
+        return draw_figures(self.plan, record, folder)
+
+
+def key(run: Planned) -> tuple[str, str]:
+    """What tells the rows of a record apart."""
+    return run.method, run.name
+
+
+def fill(record: Record, runs: list[Planned], rows: dict[tuple[str, str], Record]) -> None:
+    """Put rows into a record in the order of the plan, others last, and list what is missing."""
+    keys = [key(run) for run in runs]
+    ordered = [each for each in keys if each in rows] + [each for each in rows if each not in keys]
+    record["rows"] = [rows[each] for each in ordered]
+    record["not_run"] = [run.row for run in runs if key(run) not in rows]
+    if rows:  # as they were made, which is not always here and now
+        found = list(rows.values())
+        names = dict.fromkeys(name for row in found for name in row["versions"])
+        record["versions"] = {n: said(row["versions"].get(n) for row in found) for n in names}
+        record["hardware"] = said(row["hardware"] for row in found)
+        record["commit"] = said(row["commit"] for row in found)
+
+
+def train_in_turn(
+    runs: Mapping[Path, Recipe], request: Request, keep: Callable[[Path], object]
+) -> None:
+    """Train in this process, each from its last checkpoint; one that fails does not end others."""
+    failed: dict[Path, BaseException] = {}
+    for folder, recipe in runs.items():
+        request.say(folder.name)
+        try:
+            train(recipe, folder, resume=(folder / RECIPE).exists(), console=request.console)
+        except Interrupted:
+            raise
+        except Exception as error:
+            failed[folder] = error
+            continue
+        keep(folder)
+        request.say(result_line(folder))
+    raise_failed(failed, len(runs))
+
+
+def rows_before(
+    path: Path, runs: list[Planned], record: Record, plan: Plan
+) -> dict[tuple[str, str], Record]:
+    """The rows of an earlier record, if they have the settings that are asked for now.
+
+    What a recipe did not have then has its default. Rows that are no longer planned stay if they
+    differ from a planned run of their method in nothing but axes of the grids and the seed, or if
+    their method is no longer planned.
+    """
+    try:
+        old = load_same(path, record)
+        check_rows(old, ROW)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. If you move it away, runs that are still in {path.parent} are read again, "
+            "and others trained again"
+        ) from error
+    common = record["protocol"]
+    axes = {name for grid in plan.presets[record["preset"]].grids for name in grid}
+    same = {(run.method, run.seed, repr(recorded(plain(run.recipe)))): run for run in runs}
+    rows = {}
+    for row in old["rows"]:
+        before = recorded({**plain(Recipe()), **old["protocol"], **row["settings"]})
+        run = same.get((row["method"], row["seed"], repr(before)))
+        name = row["run"] if run is None else run.name
+        if run is None:
+            fixed = {n: v for n, v in before.items() if n not in axes}
+            alike = [plain(each.recipe) for each in runs if each.method == row["method"]]
+            least = min((changes(fixed, now) for now in alike), key=len, default="")
+            if least:
+                raise another_protocol(path, f"{name}: {least}")
+        settings = {n: v for n, v in before.items() if n not in common or common[n] != v}
+        made = {"versions": old["versions"], "images": None, **row}
+        rows[row["method"], name] = {**made, "run": name, "settings": settings}
+    return rows
+
+
+def recorded(settings: Settings) -> Settings:
+    """What a record has of all settings of a recipe."""
+    return {name: settings[name] for name in sorted(settings) if name not in NOT_RECORDED}
+
+
+def check_data(needed: DataNeeded, data: Path | None) -> str | None:
+    """Require the data set of an experiment; returns a hash of its test images in memory."""
+    if data is None:
+        raise ValueError(f"this needs --data PATH, the place of {needed.name}: get {needed.get}")
+    if not data.exists():
+        raise FileNotFoundError(f"there is no {data}; {needed.name} is: {needed.get}")
+    try:
+        dataset = load(data)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"this needs {needed.name}: get {needed.get}. But {error}") from error
+    for what, expected, found in (
+        ("classes", needed.classes, len(dataset.classes)),
+        ("test images", needed.test, len(dataset.test)),
+    ):
+        if expected not in (None, found):
+            raise ValueError(
+                f"{needed.name} has {expected:,} {what}, {data} has {found:,}: get {needed.get}"
+            )
+    return digest(dataset.test)

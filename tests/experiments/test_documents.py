@@ -1,0 +1,112 @@
+"""The page on reproduction: a place for every experiment, numbers from records alone."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks import reproduce_tables
+from benchmarks.environment import ROOT
+from benchmarks.tables import filled, tables
+
+from experiments import figures
+from experiments.catalogue import EXPERIMENTS
+from experiments.experiment import save_record
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """A folder for records, without one."""
+    monkeypatch.setattr(reproduce_tables, "RECORDS", tmp_path)
+    monkeypatch.setattr(reproduce_tables, "IMAGES", tmp_path / "images")
+    return tmp_path
+
+
+def test_every_experiment_has_a_place():
+    text = PAGE.read_text()
+    for name in ("reproduce", *(f"reproduce-{each}" for each in EXPERIMENTS)):
+        assert text.count(f"<!-- {name} -->") == text.count(f"<!-- /{name} -->") == 1
+
+
+def test_pages_have_what_the_records_say(tmp_path, monkeypatch):
+    """``python -m benchmarks tables`` would change nothing."""
+    monkeypatch.setattr(reproduce_tables, "IMAGES", tmp_path)
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))  # which is what pages show
+    texts = dict(tables())
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        page = path.read_text("utf-8")
+        assert filled(page, texts) == page, path.name
+    for drawn in tmp_path.glob("*.svg"):
+        assert f"images/reproduce/{drawn.name})" in PAGE.read_text("utf-8")
+        assert (PAGE.parent / "images" / "reproduce" / drawn.name).is_file()
+
+
+def test_what_is_not_run_says_so(records):
+    texts = dict(reproduce_tables.tables())
+    assert texts["reproduce"].count("| not run |") == len(EXPERIMENTS)
+    noise = texts["reproduce-cifar100-noise"]
+    assert noise.startswith("Not run yet.")
+    assert "not run<br>94.34\xa0±\xa00.09\xa0a<br>94.24\xa0b" in noise
+    assert "▲" not in "".join(texts.values())
+    page = filled(PAGE.read_text(), texts)
+    assert filled(page, texts) == page
+
+
+def finished(record, number, top5):
+    """Let a run of a record have ended, with this accuracy."""
+    accuracies = [0.7, 0.8, 0.85, 0.9, top5]
+    row = {
+        **record["not_run"].pop(number),
+        "test": {"micro": accuracies, "macro": accuracies},
+        "validation": {"1": 0.7, "5": top5},
+        "training": {"1": 0.7, "5": top5},
+        "gradient": [0.5],
+        "curves": {},
+        "classes": 100,
+        "hardware": "a GPU",
+        "commit": "0123456",
+    }
+    record["rows"].append(row)
+
+
+def test_a_record_fills_the_page(records):
+    experiment = EXPERIMENTS["cifar100-samples"]
+    record = experiment.begin("fast")
+    finished(record, 0, 0.95)
+    save_record(record, records)
+    samples = dict(reproduce_tables.tables())["reproduce-cifar100-samples"]
+    assert ".svg" not in samples  # of a single point
+    finished(record, 0, 0.96)
+    save_record(record, records)
+    texts = dict(reproduce_tables.tables())
+    samples = texts["reproduce-cifar100-samples"]
+    assert samples.startswith("Preset fast: ")
+    assert "model resnet18-small" in samples.split("\n")[0]
+    assert "95.00\xa0(1)<br>94.28\xa0a ▲\xa0+0.72" in samples
+    assert "](images/reproduce/cifar100-samples-accuracy.svg)" in samples
+    assert f"fast: 2 of {2 + len(record['not_run'])}" in texts["reproduce"]
+    left = len(record["not_run"])
+    assert f"Not run: {left} of {left + 2} parts." in samples
+
+
+def test_the_small_table(records):
+    """Ours beside the best that either paper has for that noise; nothing of levels not run."""
+    assert "reproduce-short" not in dict(reproduce_tables.tables())
+    experiment = EXPERIMENTS["cifar100-noise"]
+    record = experiment.begin("fast")
+    for method, noise, top5 in (("smooth", 0.2, 0.92), ("smooth", 0.2, 0.93), ("noised", 0.6, 0.9)):
+        fits = [
+            number
+            for number, row in enumerate(record["not_run"])
+            if (row["method"], row["settings"]["noise"]) == (method, noise)
+            and row["settings"]["noise_kind"] == "block"
+        ]
+        finished(record, fits[0], top5)
+    save_record(record, records)
+    shown = dict(reproduce_tables.tables())["reproduce-short"].splitlines()
+    assert shown[2:4] == ["| 0.2 | 90.68 | – | 92.50\xa0±\xa00.71 (2) | – | – |", ""]
+
+
+def test_readme_has_a_place_for_the_small_table():
+    text = (PAGE.parent.parent / "README.md").read_text()
+    assert text.count("<!-- reproduce-short -->") == text.count("<!-- /reproduce-short -->") == 1
