@@ -24,7 +24,7 @@ COMPARED = ("cross-entropy", "smooth", "noised exact", "noised exact ε = 1")
 def tables() -> Iterator[tuple[str, str]]:
     """The text of every experiment, by the name of its pair of comments."""
     yield "reproduce", overview()
-    if short := confused_labels():
+    if short := label_noise():
         yield "reproduce-short", short
     for name, experiment in EXPERIMENTS.items():
         yield f"reproduce-{name}", text(experiment)
@@ -44,7 +44,7 @@ def overview() -> str:
     return table(("experiment", "what it repeats", "state"), rows)
 
 
-def confused_labels() -> str:
+def label_noise() -> str:
     """The main result in a small table: top-5 accuracy by noise, beside the papers' best."""
     experiment = EXPERIMENTS["cifar100-noise"]
     assert isinstance(experiment, TrainingExperiment)
@@ -62,8 +62,8 @@ def confused_labels() -> str:
         ours = [cells[method].ours for method in COMPARED]
         if any(ours):
             best = max((each.value for cell in cells.values() for each in cell.papers), default=0)
-            said = ["–" if each is None else f"{spread(each)} ({each.n})" for each in ours]
-            rows.append((f"{p:g}", f"{best:.2f}" if best else "–", *said))
+            shown = ["–" if each is None else f"{spread(each)} ({each.n})" for each in ours]
+            rows.append((f"{p:g}", f"{best:.2f}" if best else "–", *shown))
     return table(("p", "papers' best", *COMPARED), rows) + "\n\n" + made_where(record)
 
 

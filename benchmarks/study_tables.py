@@ -17,6 +17,12 @@ TABLE_4 = {
     "paper: divide and conquer, recursive backward": (7, 6, 20, 171),
 }
 """Milliseconds on a Titan Xp (Berrada et al. 2018)."""
+TEMPERATURES = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4)
+TABLE_5 = {
+    "paper: summation": ("✓✓✗✗✗✗", "✓✓✓✗✗✗"),
+    "paper: divide and conquer": ("✓✓✓✓✓✓", "✓✓✓✓✓✓"),
+}
+"""Whether no loss of 128 images overflows, in single and in double precision."""
 
 
 def forward(record: Record) -> str:
@@ -52,7 +58,7 @@ def times(record: Record, key: str, error: str, paper: Mapping[str, Sequence[flo
 
 def loss_errors(record: Record) -> str:
     return f"Table 5, loss, single / double precision ({hardware(record)}):\n\n" + by_temperature(
-        record, "loss_error", "finite_losses"
+        record, "loss_error", "finite_losses", TABLE_5
     )
 
 
@@ -63,8 +69,10 @@ def gradient_errors(record: Record) -> str:
     )
 
 
-def by_temperature(record: Record, error: str, finite: str) -> str:
-    """A line a method, a column a temperature: the error, or how many rows are finite."""
+def by_temperature(
+    record: Record, error: str, finite: str, paper: Mapping[str, tuple[str, str]] | None = None
+) -> str:
+    """A line per method, a column per temperature: the error, or how many rows are finite."""
     temperatures = list(dict.fromkeys(row["tau"] for row in record["stability"]))
     methods = list(dict.fromkeys(row["method"] for row in record["stability"]))
     found = {(r["method"], r["tau"], r["precision"]): r for r in record["stability"]}
@@ -79,6 +87,10 @@ def by_temperature(record: Record, error: str, finite: str) -> str:
         (m, *(f"{cell(m, tau, 'single')} / {cell(m, tau, 'double')}" for tau in temperatures))
         for m in methods
     ]
+    for name, (single, double) in (paper or {}).items():
+        pairs = map(" / ".join, zip(single, double, strict=True))
+        printed = dict(zip(TEMPERATURES, pairs, strict=True))
+        rows.append((name, *(printed.get(tau, "–") for tau in temperatures)))
     return table(("method", *(f"τ = {tau:g}" for tau in temperatures)), rows)
 
 

@@ -1,4 +1,4 @@
-"""Time of an epoch by K, Garcin et al. (2022), Figure 3; "10 % longer", Berrada et al. (2018)."""
+"""Time of an epoch by K: Garcin et al. (2022), Figure 3; "10 % longer", Berrada et al. (2018)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETTINGS = {
 LENGTHS = {"paper": (1, 3, 5, 10, 20, 50), "fast": (1, 3, 5, 10, 20, 50), "smoke": (1, 5)}
 BASE, PUBLISHED = "cross-entropy", "smooth, published"
 GOAL = 0.01
-"""The goal: at most so much longer than with cross-entropy."""
+"""At most this much longer than with cross-entropy."""
 PAPERS = {
     (BASE, 5): 65.0,
     (PUBLISHED, 5): 81.0,
@@ -51,19 +51,19 @@ PAPERS = {
     (PUBLISHED, 10): 90.0,
     ("noised, B = 3", 10): 60.0,
 }
-"""Seconds an epoch in the text of Garcin et al. (2022), section 4.3."""
+"""Seconds per epoch in the text of Garcin et al. (2022), section 4.3."""
 
 
 class EpochTime(Experiment):
     """Epochs with each loss and K, beside epochs with cross-entropy."""
 
     name = "epoch-time"
-    title = "Time of a training epoch by K, all losses beside cross-entropy"
+    title = "Time of a training epoch by K, all losses compared with cross-entropy"
     papers = ("Garcin 2022, Figure 3", "Berrada 2018, section 5.2 (10 % longer)")
     resumes = False
 
     def run(self, request: Request) -> Record:
-        """Time all losses in one process; a record that is there already stays."""
+        """Time all losses in one process, unless the record exists."""
         preset, folder = request.preset, request.folder
         setting, path = SETTINGS[preset], record_path(folder, self.name, preset)
         protocol = {
@@ -100,11 +100,15 @@ class EpochTime(Experiment):
         lengths = sorted({row["k"] for row in record["rows"]})
         found = {(row["loss"], row["k"]): row for row in record["rows"]}
         titles = [f"K = {k}" for k in lengths]
-        title = "Time of an epoch, change against cross-entropy"
+        title = "Time of an epoch relative to cross-entropy"
         ours = Table(Column("loss", no_wrap=True), *titles, title=title)
-        paper = Table(Column("loss", no_wrap=True), *titles, title="Garcin 2022, seconds an epoch")
-        best = Table(Column("loss", no_wrap=True), *titles, title="The same of the fastest epochs")
-        best.caption = "What happens by chance makes an epoch longer, never shorter."
+        paper = Table(Column("loss", no_wrap=True), *titles, title="Garcin 2022, seconds per epoch")
+        best = Table(
+            Column("loss", no_wrap=True),
+            *titles,
+            title="The same for the fastest epoch of each loss",
+        )
+        best.caption = "Disturbances make an epoch longer, never shorter."
         least = median(min(found[BASE, k]["rounds"]) for k in lengths)
         for name in dict.fromkeys(name for name, _ in found):
             ours.add_row(name, *(change(found[name, k]["ratio"]) for k in lengths))
@@ -116,10 +120,10 @@ class EpochTime(Experiment):
             paper.add_row(name, *("–" if each is None else f"{each:g}" for each in cells))
         seconds = found[BASE, lengths[0]]["seconds"]
         goal = record["protocol"]["goal"]
-        left = "".join(f" Not run: {said}." for said in record["not_run"])
+        left = "".join(f" Not run: {loss}." for loss in record["not_run"])
         ours.caption = (
-            f"Cross-entropy: {seconds:.4g} s. It has no K: its own row tells how exact the times "
-            f"are. Our goal: {goal}.{left}"
+            f"Cross-entropy: {seconds:.4g} s. It has no K: its own row shows how accurate the "
+            f"times are. Our goal: {goal}.{left}"
         )
         return [ours, best, paper]
 
@@ -133,7 +137,7 @@ class EpochTime(Experiment):
 def candidates(lengths: tuple[int, ...]) -> tuple[dict[tuple[str, int], Loss], list[str]]:
     """Losses by name and K, and what is left out.
 
-    Cross-entropy is there for every K, although it has none: these say how exact the times are.
+    Cross-entropy is timed for every K, although it has none, to show how accurate the times are.
     """
     noised, published = functional.noised_topk_loss, peers.available("difftopk")
     found: dict[tuple[str, int], Loss] = {}

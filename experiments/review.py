@@ -1,8 +1,8 @@
-"""The review of Berrada et al. (2018): what do standard methods give, in training?
+"""The review of Berrada et al. (2018): how do standard methods compare in training?
 
 Rows whose loss or gradient is not finite are left out of the step and counted, see
-:mod:`experiments.study_losses`. That is kinder than what the paper expects, weights that
-diverge: the number of the first such step says where training would have ended without it.
+:mod:`experiments.study_losses`. The number of the first such step says where training would
+have ended otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMED: dict[str, dict[str, int]] = {
     "fast": {"images": 12_800, "rounds": 9},
     "smoke": {"images": 8, "batch": 4, "size": 16, "rounds": 1},
 }
-"""Training runs may share the device, so epochs are timed by themselves: images, and how often."""
+"""Training runs may share the device, so epochs are timed separately."""
 
 
 class Review(TrainingExperiment):
@@ -51,7 +51,7 @@ class Review(TrainingExperiment):
         timed = times(record)
         can = {run.method for run in planned_runs(trained.plan, request.preset)} & there
         if BASE in there and can - set(timed):
-            request.say("Timing epochs of all methods, in turn.")
+            request.say("Timing epochs of all methods.")
             timed |= time_methods([run for run in runs if run.method in can], request)
         for row in record["rows"]:
             if row["method"] in timed:
@@ -141,10 +141,10 @@ def criterion(recipe: Recipe) -> Loss:
 def overflow_table(record: Record) -> Table:
     """Rows of batches that were left out."""
     head = ("method", "τ", "seed", "first step", "losses not finite", "gradients not finite")
-    table = Table(*head, "of rows", title="What was not finite in training, and left out")
+    table = Table(*head, "of rows", title="Rows left out of training because they were not finite")
     table.caption = (
-        "Without leaving them out, training ends at the first such step. Gradients: of rows whose "
-        "loss is finite."
+        "If they were not left out, training would end at the first such step. Gradients are those "
+        "of rows whose loss is finite."
     )
     batch = record["protocol"]["batch_size"]
     for row in record["rows"]:
@@ -160,7 +160,7 @@ def overflow_table(record: Record) -> Table:
 
 def time_table(record: Record) -> Table:
     """Epochs beside those with cross-entropy."""
-    table = Table("method", "seconds", "cross-entropy = 1", title="Epoch of training steps")
+    table = Table("method", "seconds", "cross-entropy = 1", title="Time of an epoch")
     timed = times(record)
     if BASE in timed:
         base = timed[BASE]

@@ -1,7 +1,7 @@
-"""How long epochs take with each of several losses, all in one process, in turn.
+"""How long epochs take with each of several losses, interleaved in one process.
 
-Only the training step is timed: network, loss, backward pass, optimiser. Images lie on the device,
-and nothing is validated. Pixels do not matter for the time, so they are random.
+Only the training step is timed: network, loss, backward pass, optimiser. Images are random and on
+the device, and nothing is validated.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from topklass import models
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 SLOW, PART = 5, 10
-"""A loss whose step takes so many times the fastest one's is timed on one in so many steps."""
+"""A loss whose step takes 5 times as long as the fastest is timed on one in 10 steps."""
 HOW_TIMED = (
-    "of random images that lies on the device, without loading and validation; losses in turn, in "
-    f"changing order, those {SLOW} times as slow as the fastest with one step in {PART}"
+    "of random images on the device, without data loading or validation; losses are interleaved "
+    f"in random order; those {SLOW} times as slow as the fastest are timed on one step in {PART}"
 )
 """What is timed, in words."""
 WARM = 3
-"""Steps with each loss before anything is timed, which compile what is to be compiled."""
+"""Warm-up steps with each loss, which also compile."""
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,29 @@ class Setting:
 
 
 def epoch_seconds(
-    setting: Setting, losses: Mapping[str, Loss], shown: Callable[[range], Iterable[int]] = iter
+    setting: Setting, losses: Mapping[str, Loss], track: Callable[[range], Iterable[int]] = iter
 ) -> dict[str, list[float]]:
     """Seconds of an epoch with each loss, one for each round.
 
-    Losses take turns, in another order each round: so whatever slows the machine down for a while
-    meets all of them. The device is idle when an epoch begins, and when its time is taken.
+    Losses are interleaved, in another order each round, so that whatever slows the machine down for
+    a while affects all of them. The device is idle when an epoch begins and when its time is taken.
 
     Args:
         setting: what is trained.
         losses: functions of logits and labels, by name.
-        shown: what shows progress over the rounds.
+        track: shows progress over the rounds.
     """
     step = training_step(setting)
-    once = {}
+    single = {}
     for name, loss in losses.items():
-        if isinstance(loss, nn.Module):  # some count in buffers
+        if isinstance(loss, nn.Module):  # some have buffers
             loss.to(device())
         timed(step, loss, WARM)
-        once[name] = timed(step, loss, 1)
-    slow = {name for name, each in once.items() if each > SLOW * min(once.values())}
+        single[name] = timed(step, loss, 1)
+    slow = {name for name, each in single.items() if each > SLOW * min(single.values())}
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in shown(range(setting.rounds)):
+    for _ in track(range(setting.rounds)):
         for name in order.sample(list(losses), len(losses)):
             steps = max(1, setting.steps // PART) if name in slow else setting.steps
             found = timed(step, losses[name], steps) / steps
@@ -112,7 +112,7 @@ def training_step(setting: Setting) -> Callable[[Loss], None]:
 
 
 def _optimizer(network: nn.Module, where: torch.device) -> torch.optim.Optimizer:
-    """The learning rate is small, such that scores stay finite on labels that mean nothing."""
+    """The learning rate is small, so that scores stay finite with random labels."""
     return torch.optim.SGD(
         network.parameters(),
         lr=1e-4,
@@ -140,7 +140,7 @@ def synchronize() -> None:
 
 
 def ratio(seconds: list[float], base: list[list[float]]) -> float:
-    """Median over rounds of the time over that of the base, which each round may have many of.
+    """Median over rounds of the time over the median of the base's times in that round.
 
     Example:
         >>> ratio([2.0, 4.0, 9.0], [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])

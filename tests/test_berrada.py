@@ -1,7 +1,7 @@
 """The propositions of Berrada et al. (2018), each checked on the public functions.
 
 The oracles enumerate tuples or restate the printed formula. Equation 18 and Proposition 6 concern
-the published algorithms and are in ``test_recursive_backward.py``.
+the published algorithms and are in ``experiments/test_recursive_backward.py``.
 """
 
 import itertools

@@ -56,7 +56,7 @@ def commit() -> str:
     head = _git("rev-parse", "--short", "HEAD")
     if not head:
         return "unknown"
-    return head + ("+changes" if _git("status", "--porcelain", "--", "src") else "")
+    return head + ("+changes" if _git("status", "--porcelain", "--", "src", "experiments") else "")
 
 
 def _git(*arguments: str) -> str:

@@ -90,7 +90,7 @@ def test_tables_and_figures(record, tmp_path):
 def test_before_anything_is_run():
     shown = text(EXPERIMENT.begin("fast"))
     assert "not run" in shown
-    assert "What was not finite" not in shown
+    assert "because they were not finite" not in shown
 
 
 def test_a_finished_one_is_left_as_it_is(folder, record, monkeypatch):
