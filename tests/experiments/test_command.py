@@ -113,6 +113,7 @@ def test_a_part_is_shown(monkeypatch, capsys, tmp_path, error, status):
 
 def test_one_process_at_a_time(monkeypatch, capsys, tmp_path):
     """A second one would write into the same runs."""
+    monkeypatch.setattr(EXPERIMENTS["level-sets"], "draw", lambda record, folder: [])
     command = ("level-sets", "--preset", "smoke", "--folder", str(tmp_path / "here"))
     with held(tmp_path / "here"):
         assert run(monkeypatch, *command) == 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments import figures, level_sets_figures
 from experiments.catalogue import EXPERIMENTS
 from experiments.experiment import RECORD, Request, load_record
 from experiments.landscapes import LABEL, SIZE, landscape, rescaled, simplex
@@ -93,17 +94,16 @@ def test_the_two_rivals_are_alike(case):
     )
 
 
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("margin", [1.0, 2.0])
+@pytest.mark.parametrize(("k", "margin"), [(1, 2.0), (2, 1.0)])
 def test_noise_tends_to_its_expectation(k, margin):
     points = simplex(4)
     options = {"epsilon": 0.3, "margin": margin}
     exact = landscape("noised", k, points, samples=None, **options)
     errors = [
         (landscape("noised", k, points, samples=samples, **options) - exact).abs().max()
-        for samples in (1, 10_000)
+        for samples in (1, 4_000)
     ]
-    assert errors[1] < 0.02 < errors[0]
+    assert errors[1] < 0.03 < errors[0]
     calm = landscape("noised", k, points, epsilon=1e-6, samples=None)
     torch.testing.assert_close(calm, landscape("calibrated-hinge", k, points), atol=1e-5, rtol=0)
 
@@ -143,12 +143,13 @@ def test_the_same_twice(record, tmp_path):
     assert EXPERIMENT.run(Request("smoke", tmp_path))["rows"] == record["rows"]
 
 
-def test_figures_are_made_from_the_record_alone(record, tmp_path):
-    drawn = EXPERIMENT.draw(json.loads(json.dumps(record)), tmp_path / "figures")
-    names = [f"level-sets-figure-{n}.{kind}" for n in "1645" for kind in ("svg", "png")]
-    assert [path.name for path in drawn] == names
-    assert all(path.stat().st_size > 10_000 for path in drawn)
-    text = (tmp_path / "figures" / names[0]).read_text()
+def test_figures_are_made_from_the_record_alone(record, tmp_path, monkeypatch):
+    assert list(level_sets_figures.TITLES) == list("1645")
+    monkeypatch.setattr(level_sets_figures, "TITLES", {"1": "Figure 1"})
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))
+    (drawn,) = EXPERIMENT.draw(json.loads(json.dumps(record)), tmp_path / "figures")
+    assert drawn.name == "level-sets-figure-1.svg"
+    text = drawn.read_text()
     assert "calibrated hinge" in text
     assert EXPERIMENT.show(record)[0].row_count == len(record["rows"])
 

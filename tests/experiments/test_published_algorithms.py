@@ -43,19 +43,19 @@ from experiments.algorithms.summation import _two_product, _two_sum
 
 
 @every_algorithm
-@pytest.mark.parametrize(("n", "k"), [(n, k) for n in range(1, 8) for k in range(1, n + 1)])
-def test_values_equal_the_sum_over_all_subsets(log_esp: LogESP, n: int, k: int) -> None:
-    scores = random_scores(n, scale=2.0)
-    exact = torch.tensor(enumerated_log_esp(scores.tolist(), k), dtype=torch.float64)
-    torch.testing.assert_close(log_esp(scores, k), exact, rtol=1e-14, atol=1e-14)
+def test_values_equal_the_sum_over_all_subsets(log_esp: LogESP) -> None:
+    for n in range(1, 8):
+        scores = random_scores(n, scale=2.0)
+        for k in range(1, n + 1):
+            exact = torch.tensor(enumerated_log_esp(scores.tolist(), k), dtype=torch.float64)
+            torch.testing.assert_close(log_esp(scores, k), exact, rtol=1e-14, atol=1e-14)
 
 
 @every_log_space
 @both_dtypes
-@pytest.mark.parametrize("scale", [1.0, 10.0, 1e4])
-@pytest.mark.parametrize("n", [1, 2, 5, 16, 31, 33, 50])
+@pytest.mark.parametrize(("n", "scale"), [(1, 1.0), (2, 1e4), (16, 10.0), (31, 1e4), (33, 1.0)])
 def test_values_are_exact_up_to_rounding(
-    log_esp: LogESP, dtype: torch.dtype, scale: float, n: int
+    log_esp: LogESP, dtype: torch.dtype, n: int, scale: float
 ) -> None:
     scores = random_scores(n, scale=scale, dtype=dtype)
     for k in {1, (n + 1) // 2, n}:
@@ -100,7 +100,7 @@ def test_an_offset_adds_j_times_itself(log_esp: LogESP, dtype: torch.dtype, offs
 
 
 @every_algorithm
-@pytest.mark.parametrize("leading", [(), (4,), (2, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("leading", [(), (2, 3), (2, 0)])
 def test_leading_dimensions_are_independent_rows(log_esp: LogESP, leading: tuple[int, ...]) -> None:
     scores = random_scores(*leading, 7, dtype=torch.float32).requires_grad_()
     result = log_esp(scores, 3)
@@ -133,7 +133,7 @@ def test_any_scores_in_any_order(scores: list[float], data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("esp", [log_esp_tree, esp_summation, esp_summation_compensated])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 4), (7, 3)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 4), (5, 2)])
 def test_derivatives_of_first_second_and_third_order(esp: LogESP, n: int, k: int) -> None:
     absent = torch.full((2, 1), -INF, dtype=torch.float64)
     scores = random_scores(2, n).requires_grad_()
@@ -265,8 +265,10 @@ def loss_by_definition(
 
 
 @every_algorithm
-@pytest.mark.parametrize("k", [1, 2, 5, 6, 7])
-@pytest.mark.parametrize(("tau", "margin"), [(1.0, 1.0), (0.1, 0.5), (3.0, 0.0)])
+@pytest.mark.parametrize(
+    ("k", "tau", "margin"),
+    [(1, 0.1, 0.5), (2, 3.0, 0.0), (5, 1.0, 1.0), (6, 0.1, 1.0), (7, 1.0, 0.5)],
+)
 def test_loss_equals_its_definition(log_esp: LogESP, k: int, tau: float, margin: float) -> None:
     scores, target = random_scores(4, 7), torch.tensor([0, 2, 6, 3])
     exact = [
@@ -317,7 +319,7 @@ def test_loss_of_no_rows() -> None:
 
 
 @every_algorithm
-@pytest.mark.parametrize("k", [-1, 0, 5])
+@pytest.mark.parametrize("k", [0, 5])
 def test_k_out_of_range_is_named(log_esp: LogESP, k: int) -> None:
     message = f"k must be from 1 to 4, the number of classes, got k={k}"
     with pytest.raises(ValueError, match=message):

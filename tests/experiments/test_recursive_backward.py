@@ -98,8 +98,8 @@ def test_recursive_gradient_is_exact_where_nothing_cancels(dtype: torch.dtype, k
 
 
 @both_dtypes
-@pytest.mark.parametrize("lead", [2.0, 5.0, 8.0, 20.0, 1000.0])
-@pytest.mark.parametrize("k", [5, 10, 20, 29, 30])
+@pytest.mark.parametrize("lead", [2.0, 8.0, 1000.0])
+@pytest.mark.parametrize("k", [5, 20, 30])
 def test_recursive_gradient_holds_where_it_cancels(dtype: torch.dtype, lead: float, k: int) -> None:
     """Also for many steps that each lose a little, which no single difference reveals."""
     tolerance = {torch.float32: 5e-3, torch.float64: 1e-5}[dtype]

@@ -45,6 +45,7 @@ def text(record: dict) -> str:
     return shown.get()
 
 
+@pytest.mark.slow
 def test_smoke(record):
     assert list(record) == list(RECORD)
     assert record["not_run"] == []
@@ -59,6 +60,7 @@ def test_smoke(record):
         assert row["timed"]["commit"] == row["commit"]
 
 
+@pytest.mark.slow
 def test_summation_overflows_where_it_should_and_ours_does_not(record):
     steps = 20 * 8 // 40
     for row in record["rows"]:
@@ -71,12 +73,14 @@ def test_summation_overflows_where_it_should_and_ours_does_not(record):
         assert (found["first"], found["losses"] > 0) == ((1, True) if overflows else (0, False))
 
 
+@pytest.mark.slow
 def test_where_nothing_overflows_they_train_alike(record):
     warm = {row["method"]: row for row in record["rows"] if row["settings"]["tau"] == 1}
     assert warm[BARE]["training"] == warm["topklass"]["training"]
     assert warm[CENTRED]["training"] == warm["topklass"]["training"]
 
 
+@pytest.mark.slow
 def test_tables_and_figures(record, tmp_path):
     shown = text(record)
     lines = [line.split("│")[1:-1] for line in shown.splitlines() if "│" in line]
@@ -93,11 +97,13 @@ def test_before_anything_is_run():
     assert "because they were not finite" not in shown
 
 
+@pytest.mark.slow
 def test_a_finished_one_is_left_as_it_is(folder, record, monkeypatch):
     monkeypatch.setattr(review, "time_methods", lambda *_: pytest.fail("timed again"))
     assert EXPERIMENT.run(Request("smoke", folder))["rows"] == record["rows"]
 
 
+@pytest.mark.slow
 def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "some")
     kept = copy.deepcopy(record)
@@ -110,6 +116,7 @@ def test_without_the_published_code_its_runs_are_not_run(folder, record, tmp_pat
     assert "not run" in text(found)
 
 
+@pytest.mark.slow
 def test_times_of_before_stay_with_their_hardware(folder, record, tmp_path, monkeypatch):
     """Even without the published code; if a method has no time, all that can be are timed."""
     for row in record["rows"]:
@@ -168,6 +175,7 @@ def test_a_part_of_it(tmp_path):
     assert "not_finite" in record["rows"][0]
 
 
+@pytest.mark.slow
 def test_a_run_without_its_checkpoints_has_no_counts(folder, record, tmp_path):
     """And does not end the others."""
     shutil.copytree(folder, tmp_path / "some")
