@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from topklass import class_margins, log_esp, noised_topk, topk_marginals
-from topklass.algorithms import log_esp_tree
+from topklass.reference.tree import log_esp as log_esp_tree
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

@@ -19,10 +19,10 @@ Function                              Paper                       Gradient
 ====================================  ==========================  ===============================
 """
 
+from experiments.algorithms.divide_and_conquer import log_esp_tree
 from experiments.algorithms.recursive_backward import derivatives_recursive, log_esp_recursive
 from experiments.algorithms.smooth_loss import smooth_topk_loss_uncentred, smooth_topk_loss_with
 from experiments.algorithms.summation import esp_summation, esp_summation_compensated
-from topklass.algorithms import log_esp_tree
 
 __all__ = [
     "derivatives_recursive",

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from experiments.algorithms.divide_and_conquer import log_esp_tree
 from topklass._checks import check_scores_and_k
-from topklass.algorithms import log_esp_tree
 
 
 def log_esp_recursive(scores: Tensor, k: int, order: int | None = None) -> Tensor:
