@@ -1,4 +1,4 @@
-"""What an experiment of the papers is, and the record that it leaves."""
+"""The interface of an experiment, and its record."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Request:
 
     Args:
         preset: one of ``PRESETS``.
-        folder: for runs and the record; it may hold some of a run that was interrupted.
-        data: where the data set is; None if the experiment needs none.
+        folder: for runs and the record; it may contain those of an interrupted run.
+        data: path of the data set; None if the experiment needs none.
         at_once: runs that train at the same time.
-        most: runs to train at most, in the order of the plan; None for all.
+        most: largest number of runs to train, in the order of the plan; None for all.
         console: where progress is shown; None for silence.
     """
 
@@ -57,12 +57,12 @@ class Request:
                 check_count(name, number)
 
     def say(self, sentence: str) -> None:
-        """Print a line, if anyone reads it."""
+        """Print a line on the console, if there is one."""
         if self.console is not None:
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def track(self, rounds: range) -> Iterable[int]:
-        """Go through rounds, with a bar if anyone looks."""
+        """Iterate over rounds, with a progress bar if there is a console."""
         if self.console is None:
             return rounds
         from rich.progress import track
@@ -71,7 +71,7 @@ class Request:
 
 
 class Experiment(ABC):
-    """One experiment, by the name of the command line."""
+    """One experiment."""
 
     name: str
     title: str
@@ -79,17 +79,17 @@ class Experiment(ABC):
     papers: tuple[str, ...]
     """What it repeats, for example "Berrada 2018, Table 1"."""
     takes: tuple[str, ...] = ()
-    """Which of ``data``, ``at_once`` and ``most`` mean something to it."""
+    """Which of ``data``, ``at_once`` and ``most`` it takes."""
     resumes = True
     """Whether it continues where it was interrupted, or starts again."""
 
     def runs(self, preset: str) -> int | None:
-        """How many networks are trained; None if that is not what it does."""
+        """How many networks are trained; None if it trains none."""
         return None
 
     @abstractmethod
     def run(self, request: Request) -> Record:
-        """Run what has not been run in that folder yet, and save the record with each part of it.
+        """Run what the folder's record lacks, and save the record after each part.
 
         Returns:
             The record, as :func:`new_record` begins it.
@@ -97,7 +97,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def show(self, record: Record) -> list[Table]:
-        """Tables of a record, the papers' numbers beside."""
+        """Tables of a record, with the papers' numbers."""
 
     @abstractmethod
     def draw(self, record: Record, folder: Path) -> list[Path]:
@@ -105,7 +105,7 @@ class Experiment(ABC):
 
 
 def device() -> torch.device:
-    """Where things are measured: on the GPU if there is one."""
+    """The device to measure on: the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -139,7 +139,7 @@ def record_path(folder: Path, experiment: str, preset: str) -> Path:
 
 
 def save_record(record: Record, folder: Path) -> Path:
-    """Write a record; the one before is replaced when the new one is whole."""
+    """Write a record; the old one is replaced when the new one is complete."""
     path = record_path(folder, record["experiment"], record["preset"])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda file: file.write(as_text(record).encode()))
@@ -147,7 +147,7 @@ def save_record(record: Record, folder: Path) -> Path:
 
 
 def as_text(record: Record) -> str:
-    r"""JSON with a line for each row, so that a change of one is a change of one line.
+    r"""JSON with one row per line, for readable differences.
 
     Example:
         >>> as_text({"preset": "fast", "rows": [{"seed": 0}, {"seed": 1}]})
@@ -199,7 +199,7 @@ def load_same(path: Path, record: Record) -> Record:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What became of settings, in words.
+    """How settings changed, in words.
 
     Example:
         >>> changes({"k": 5, "epochs": 3}, {"k": 5, "epochs": 4})
@@ -213,7 +213,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def another_protocol(path: Path, changed: str) -> ValueError:
-    """The error of a record whose settings are not those that are asked for."""
+    """The error for a record with other settings than requested."""
     return ValueError(
         f"{path} is of another protocol ({changed}): choose another --folder, or move it away"
     )
@@ -231,7 +231,7 @@ def check_rows(record: Record, keys: Iterable[str]) -> None:
 
 
 def not_run(record: Record) -> str:
-    """How much of an experiment is not run.
+    """How much of an experiment has not been run.
 
     Example:
         >>> not_run({"rows": ["first"], "not_run": ["second", "third"]})

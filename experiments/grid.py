@@ -1,4 +1,4 @@
-"""From the grids of a preset to its runs, each of them once."""
+"""From the grids of a preset to its runs, without duplicates."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def run_name(method: str, settings: Settings, seed: int) -> str:
     """
     if settings.get("noise") == 0:
         settings = {name: each for name, each in settings.items() if name != "noise_kind"}
-    said = [f"{name}={shown(each)}" for name, each in settings.items()]
+    parts = [f"{name}={shown(each)}" for name, each in settings.items()]
     method = method.replace(" = ", "=").replace(",", "").replace(" ", "-")
-    return ",".join([method, *said, f"seed={seed}"])
+    return ",".join([method, *parts, f"seed={seed}"])
 
 
 def protocol_of(runs: list[Planned]) -> Settings:

@@ -80,7 +80,7 @@ class LevelSets(Experiment):
         return record
 
     def show(self, record: Record) -> list[Table]:
-        """What can be said in numbers: the range, and how much of the simplex is at the minimum."""
+        """The range of each loss, and how much of the simplex is at the minimum."""
         check_rows(record, ("figure", "k", "loss", "low", "high"))
         table = Table("figure", "K", "loss", "parameters", "lowest", "highest", "at the lowest")
         for row in record["rows"]:
@@ -140,8 +140,8 @@ def parameters(row: Record) -> str:
         >>> parameters({"epsilon": 1.0, "samples": None})
         'ε = 1, exact'
     """
-    said = []
+    parts = []
     for key, letter in (("tau", "τ"), ("epsilon", "ε"), ("samples", "B"), ("margin", "m")):
         if key in row:
-            said.append("exact" if row[key] is None else f"{letter} = {row[key]:g}")
-    return ", ".join(said)
+            parts.append("exact" if row[key] is None else f"{letter} = {row[key]:g}")
+    return ", ".join(parts)

@@ -10,27 +10,27 @@ from topklass.train.finished import shown
 from topklass.train.recipe import Recipe
 
 ALWAYS = ("epochs", "batch_size", "learning_rate", "schedule", "weight_decay")
-"""Settings of training that are said even where they are the usual ones, or methods differ."""
+"""Settings of training that are named even if they are the defaults, or differ by method."""
 PROSE = {"what": "Measured: ", "differs": "What differs: ", "goal": "Goal: "}
 """Parts of a protocol that are sentences."""
 
 
 def made_by(record: Record) -> str:
     """Protocol, hardware, versions and commit, and how much is missing, in a paragraph."""
-    usual, protocol = asdict(Recipe()), record["protocol"]
+    defaults, protocol = asdict(Recipe()), record["protocol"]
     unused = [] if protocol.get("schedule") == "steps" else ["milestones"]
     if protocol.get("data_options"):  # images that are made have their own split
         unused.append("validation")
-    said = [
+    settings = [
         f"{name.replace('_', ' ')} {shown(value)}"
         for name, value in protocol.items()
-        if (name in ALWAYS or value != usual.get(name))
+        if (name in ALWAYS or value != defaults.get(name))
         and name not in (*unused, *PROSE)
         and not isinstance(value, dict)
     ]
     apart = [name for name in (*ALWAYS, "cutmix") if name not in protocol]
-    said += [each for name in apart if (each := differing(record, name))]
-    parts = [f"Preset {record['preset']}" + (f": {', '.join(said)}." if said else ".")]
+    settings += [each for name in apart if (each := differing(record, name))]
+    parts = [f"Preset {record['preset']}" + (f": {', '.join(settings)}." if settings else ".")]
     parts += [f"{title}{protocol[name]}." for name, title in PROSE.items() if name in protocol]
     parts.append(made_where(record))
     if record["not_run"]:

@@ -37,8 +37,8 @@ def _table(results: Results, part: Settings) -> Table:
     every = [cell for _, cells in rows for cell in cells]
     sources = dict.fromkeys(number.source for cell in every for number in cell.papers)
     marks = dict(zip(sources, SOURCE_MARKS, strict=False))
-    said = [f"{mark}: {source}." for source, mark in marks.items()]
-    caption = " ".join([_caption(results, part, every), *said, part.get("note", "")]).strip()
+    legend = [f"{mark}: {source}." for source, mark in marks.items()]
+    caption = " ".join([_caption(results, part, every), *legend, part.get("note", "")]).strip()
     table = Table(
         *(Column(each, overflow="fold", min_width=longest_word(each)) for each in head),
         title=part["title"],

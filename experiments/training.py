@@ -1,8 +1,8 @@
-"""Experiments that train networks, by the YAML files in ``topklass/recipes``."""
+"""Experiments that train networks, planned by the YAML files in ``experiments/recipes``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ from experiments.grid import NOT_RECORDED, Planned, plain, planned_runs, protoco
 from experiments.plan import DataNeeded, Plan, Settings
 from experiments.rows import row_of
 from experiments.tables import show_tables
-from topklass._provenance import said
 from topklass.data import load
 from topklass.train.details import digest
 from topklass.train.engine import RECIPE, train
@@ -40,10 +39,10 @@ ROW = (
 
 
 class TrainingExperiment(Experiment):
-    """One that trains by all recipes of a plan.
+    """An experiment that trains all runs of a plan.
 
     Args:
-        plan: what its file says.
+        plan: the content of its file.
     """
 
     takes = ("data", "at_once", "most")
@@ -57,7 +56,7 @@ class TrainingExperiment(Experiment):
         return len({run.name for run in planned_runs(self.plan, preset)})
 
     def run(self, request: Request) -> Record:
-        """Train what the record lacks; it is written with every run that ends."""
+        """Train the runs that the record lacks; it is saved after each of them."""
         preset, folder, data, images = request.preset, request.folder, None, None
         if "data" in self.plan.presets[preset].settings:
             if request.data is not None:
@@ -71,7 +70,7 @@ class TrainingExperiment(Experiment):
             if None not in (images, row["images"]) and images != row["images"]:
                 raise ValueError(
                     f"{row['run']} of {record_path(folder, self.name, preset)} was tested on other "
-                    f"images than those of {data}: choose another --folder, or the data of before"
+                    f"images than those of {data}: choose another --folder, or the earlier data"
                 )
         rows = {(row["method"], row["run"]): row for row in record["rows"]}
 
@@ -88,10 +87,10 @@ class TrainingExperiment(Experiment):
             del left[path]
         fill(record, runs, rows)
         save_record(record, folder)
-        request.say(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are there.")
+        request.say(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are done.")
         left = dict(list(left.items())[: request.most])
         if left and preset != "smoke" and not torch.cuda.is_available():
-            request.say("There is no GPU here: a run may take days (--preset smoke takes seconds).")
+            request.say("There is no GPU: a run may take days (--preset smoke takes seconds).")
         if request.at_once > 1:
             names = {path: path.name for path in left}
             train_all(left, names, at_once=request.at_once, console=request.console, finished=keep)
@@ -100,17 +99,17 @@ class TrainingExperiment(Experiment):
         return record
 
     def row(self, run: Planned, finished: Path) -> Record:
-        """What the record says of a run that has ended."""
+        """The row of a finished run in the record."""
         return row_of(run, finished, self.plan.curves, self.plan.views)
 
     def begin(self, preset: str, folder: Path | None = None) -> Record:
-        """The record of a folder, or a new one in which nothing is run."""
+        """The record of a folder, or a new one without rows."""
         runs = planned_runs(self.plan, preset)
         record = new_record(self.name, preset, protocol_of(runs))
         path = None if folder is None else record_path(folder, self.name, preset)
         rows = {}
         if path is not None and path.exists():
-            rows = rows_before(path, runs, record, self.plan)
+            rows = earlier_rows(path, runs, record, self.plan)
         fill(record, runs, rows)
         return record
 
@@ -137,18 +136,28 @@ def fill(record: Record, runs: list[Planned], rows: dict[tuple[str, str], Record
     ordered = [each for each in keys if each in rows] + [each for each in rows if each not in keys]
     record["rows"] = [rows[each] for each in ordered]
     record["not_run"] = [run.row for run in runs if key(run) not in rows]
-    if rows:  # as they were made, which is not always here and now
+    if rows:  # may come from other machines and versions
         found = list(rows.values())
         names = dict.fromkeys(name for row in found for name in row["versions"])
-        record["versions"] = {n: said(row["versions"].get(n) for row in found) for n in names}
-        record["hardware"] = said(row["hardware"] for row in found)
-        record["commit"] = said(row["commit"] for row in found)
+        record["versions"] = {n: distinct(row["versions"].get(n) for row in found) for n in names}
+        record["hardware"] = distinct(row["hardware"] for row in found)
+        record["commit"] = distinct(row["commit"] for row in found)
+
+
+def distinct(values: Iterable[str | None]) -> str:
+    """Different values, without repetition.
+
+    Example:
+        >>> distinct(["a", "b", "a", None])
+        'a; b'
+    """
+    return "; ".join(dict.fromkeys(value for value in values if value is not None))
 
 
 def train_in_turn(
     runs: Mapping[Path, Recipe], request: Request, keep: Callable[[Path], object]
 ) -> None:
-    """Train in this process, each from its last checkpoint; one that fails does not end others."""
+    """Train in this process, resuming from checkpoints; a failed run does not stop the others."""
     failed: dict[Path, BaseException] = {}
     for folder, recipe in runs.items():
         request.say(folder.name)
@@ -164,14 +173,14 @@ def train_in_turn(
     raise_failed(failed, len(runs))
 
 
-def rows_before(
+def earlier_rows(
     path: Path, runs: list[Planned], record: Record, plan: Plan
 ) -> dict[tuple[str, str], Record]:
     """The rows of an earlier record, if they have the settings that are asked for now.
 
-    What a recipe did not have then has its default. Rows that are no longer planned stay if they
-    differ from a planned run of their method in nothing but axes of the grids and the seed, or if
-    their method is no longer planned.
+    Settings that recipes did not have then have their defaults. Rows that are no longer planned
+    are kept if they differ from a planned run of their method only in axes of the grids and the
+    seed, or if their method is no longer planned.
     """
     try:
         old = load_same(path, record)

@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,16 +36,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def said(values: Iterable[str | None]) -> str:
-    """Different values once.
-
-    Example:
-        >>> said(["a", "b", "a", None])
-        'a; b'
-    """
-    return "; ".join(dict.fromkeys(value for value in values if value is not None))
 
 
 def commit() -> str:

@@ -43,7 +43,7 @@ def test_smoke(monkeypatch, capsys, tmp_path, name):
     capsys.readouterr()
     assert run(monkeypatch, *command) == 0  # nothing is left to be trained
     again = capsys.readouterr().out
-    assert f"{len(record['rows'])} of {len(record['rows'])} runs are there" in again
+    assert f"{len(record['rows'])} of {len(record['rows'])} runs are done" in again
     assert "epoch 1/" not in again
     shown = tmp_path / "shown"
     show = ("--show", str(folder / f"{name}-smoke.json"), "--folder", str(shown))
