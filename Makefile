@@ -12,7 +12,7 @@ BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TRAIN := $(VENV)/.installed-train
 DEV   := $(VENV)/.installed-dev
-CODE  := $(wildcard src tests examples benchmarks experiments)
+CODE  := $(wildcard src tests examples benchmarks)
 
 # The development install contains the other.
 ANY := $(if $(wildcard $(DEV)),$(DEV),$(TRAIN))
