@@ -45,7 +45,8 @@ def main() -> None:
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each setting of a recipe, None unless it is given."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.name != "settings"]
     types = get_type_hints(Recipe)
     options = []
     for each in fields(Recipe):
@@ -60,8 +61,6 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
             )
         )
-    hints = get_type_hints(command, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in own]
 
     def run(**arguments: Any) -> None:
         settings = {p.name: arguments.pop(p.name) for p in options}
