@@ -35,7 +35,7 @@ from topklass.prediction import predict_topk
 from topklass.reweighting import DeferredReweighting
 from topklass.sets import AverageKSets, ConformalSets, TopKSets
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AverageKSets",
