@@ -1,48 +1,65 @@
-# Needs Python >= 3.10 (with venv and pip) and make; everything else goes into .venv.
-# The stamps inside .venv record what is installed, so that only a change of pyproject.toml
-# installs again.
+# Needs Python >= 3.10 (with venv and pip) and make. Everything is installed into .venv, and
+# installed again only when pyproject.toml changes.
 
 PYTHON      ?= python3
+PYTHON310   ?= python3.10
 VENV        ?= .venv
 WORKERS     ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
 
-BIN   := $(VENV)/bin
-PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-TRAIN := $(VENV)/.installed-train
-DEV   := $(VENV)/.installed-dev
-CODE  := $(wildcard src tests examples benchmarks)
+BIN    := $(VENV)/bin
+OLDEST := .venv-oldest
+PIP    := -m pip --disable-pip-version-check install --quiet
+TRAIN  := $(VENV)/.installed-train
+DEV    := $(VENV)/.installed-dev
+CODE   := $(wildcard src tests examples benchmarks experiments tools)
 
-# The development install contains the other.
+# The development install includes the training one.
 ANY := $(if $(wildcard $(DEV)),$(DEV),$(TRAIN))
 
+# One thread per worker, or the workers compete for cores.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo clean
+.PHONY: help test test-slow test-oldest lint format wheel demo clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-# The second run has the tests of kernels in Triton's interpreter; 5: none of them is selected.
-test: export OMP_NUM_THREADS := 1
-test: lint ## lint, check types and run all tests (PYTEST_ARGS="-k smooth", WORKERS=2)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+# Triton's interpreter needs a process of its own. Exit status 5: no test was selected.
+test: lint ## lint, check types and run the quick tests (PYTEST_ARGS="-k smooth", WORKERS=2)
+	$(PYTEST) -m "not slow"
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" || [ $$? -eq 5 ]
+
+test-slow: $(DEV) ## run the slow tests
+	$(PYTEST) -m slow || [ $$? -eq 5 ]
+	TRITON_INTERPRET=1 $(PYTEST) -m slow || [ $$? -eq 5 ]
+
+test-oldest: BIN := $(OLDEST)/bin
+test-oldest: $(OLDEST)/.installed ## run all tests on Python 3.10 and PyTorch 2.6 (PYTHON310=python3.10)
+	$(PYTEST)
 
 lint: $(DEV) ## ruff check, ruff format --check and mypy
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-format: $(DEV) ## let ruff fix and format the code
+format: $(DEV) ## fix and format the code with ruff
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-demo: $(ANY) ## three losses on confused letters, with a report (DEMO_ARGS="--folder DIR")
+wheel: $(DEV) ## build sdist and wheel, check both, try the wheel with PyTorch alone
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/check_wheel.py dist
+
+demo: $(ANY) ## train three losses on ambiguous letters and write a report (DEMO_ARGS="--folder DIR")
 	$(BIN)/topklass demo $(DEMO_ARGS)
 
-clean: ## remove .venv, caches and builds
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove environments, caches and builds
+	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -51,10 +68,16 @@ $(BIN)/python:
 
 $(TRAIN): pyproject.toml | $(BIN)/python
 	@echo "Installing topklass into $(VENV) (the first time this downloads PyTorch) ..."
-	$(PIP) -e ".[train]"
+	$(BIN)/python $(PIP) -e ".[train]"
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	@echo "Installing topklass and its test tools into $(VENV) (the first time this downloads PyTorch) ..."
-	$(PIP) -e ".[dev]"
+	@echo "Installing topklass and its development tools into $(VENV) (the first time this downloads PyTorch) ..."
+	$(BIN)/python $(PIP) -e ".[dev]"
+	@touch $@
+
+$(OLDEST)/.installed: pyproject.toml
+	@echo "Installing topklass with PyTorch 2.6 into $(OLDEST) ..."
+	[ -d $(OLDEST) ] || $(PYTHON310) -m venv $(OLDEST) || { rm -rf $(OLDEST); exit 1; }
+	$(OLDEST)/bin/python $(PIP) -e ".[dev]" "torch==2.6.*" "torchvision==0.21.*"
 	@touch $@
