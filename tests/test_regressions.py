@@ -1,9 +1,7 @@
 """Cases that once went wrong, and the code of the pages."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
-from pathlib import Path
 
 import pytest
 import torch
@@ -64,15 +62,6 @@ def test_margin_that_is_learnt(loss, kind, shape):
     number = loss.module(**(loss.arguments() | {"margin": 0.5}))
     fixed = loss.fixed(scores.shape)
     torch.testing.assert_close(module(scores, target, **fixed), number(scores, target, **fixed))
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/choosing.md"])
-def test_code_of_the_pages_runs(page):
-    text = (Path(__file__).parent.parent / page).read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(block, {})
 
 
 @every_loss
