@@ -1,4 +1,4 @@
-"""What all tests share: a fixed seed, and memory that is poisoned before its first use."""
+"""Fixtures of all tests: a fixed seed, and uninitialised memory filled with NaN."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,12 @@ import torch
 
 from topklass.dispatch import INTERPRETED
 
-# Triton's interpreter has a process of its own, for the tests of one folder.
+# Triton's interpreter needs a process of its own; it runs the tests of one folder.
 collect_ignore_glob = ["test_*.py"] if INTERPRETED else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where Triton interprets, deselect what was named or is not a test of that."""
+    """With Triton's interpreter, run nothing but the tests in ``interpreted``."""
     if INTERPRETED:
         folder = Path(__file__).parent / "interpreted"
         others = [item for item in items if folder not in item.path.parents]
@@ -28,7 +28,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def poison(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fill ``torch.empty`` with NaN, which PyTorch does with deterministic algorithms only."""
+    """Fill ``torch.empty`` with NaN, as PyTorch does in its deterministic mode."""
     if request.node.get_closest_marker("gpu") or request.node.get_closest_marker("slow"):
         yield
         return
