@@ -20,6 +20,9 @@ FACES = (
 )
 """All faces with text; those of Computer Modern serve letters and digits of ASCII alone."""
 
+SINCE_MATPLOTLIB_3_11 = "cmti10"
+"""Left out where matplotlib is older, as on Python 3.10."""
+
 BLOCKS = (
     ("Latin", 0x41, 0x5A),
     ("Greek", 0x391, 0x3A9),
@@ -87,11 +90,14 @@ def characters(number: int) -> tuple[Character, ...]:
 
 
 def face_files() -> list[Path]:
-    """The font files of all faces."""
+    """The font files of all faces that matplotlib has."""
     folder = Path(extra("matplotlib").get_data_path(), "fonts", "ttf")
-    files = [folder / f"{face}.ttf" for face in FACES]
-    for file in files:
-        if not file.is_file():
+    files = []
+    for face in FACES:
+        file = folder / f"{face}.ttf"
+        if file.is_file():
+            files.append(file)
+        elif face != SINCE_MATPLOTLIB_3_11:
             raise FileNotFoundError(
                 f"there is no font {file}: this matplotlib comes without its fonts, "
                 "pip install --force-reinstall matplotlib brings them"
@@ -102,13 +108,15 @@ def face_files() -> list[Path]:
 @lru_cache(maxsize=1)
 def _covered() -> tuple[Character, ...]:
     font = extra("matplotlib.ft2font").FT2Font
-    maps = [font(str(file)).get_charmap() for file in face_files()]
+    files = face_files()
+    maps = [font(str(file)).get_charmap() for file in files]
     found = []
     for script, code in _candidates():
         faces = tuple(
             face
             for face, known in enumerate(maps)
-            if known.get(code, 0) and (not FACES[face].startswith("cm") or _is_ascii_word(code))
+            if known.get(code, 0)
+            and (not files[face].stem.startswith("cm") or _is_ascii_word(code))
         )
         if len(faces) >= 2:
             found.append(Character(chr(code), script, faces))
