@@ -134,10 +134,10 @@ def find_kernel(
         return None
     kernels = KERNELS[name]
     obstacle = (
-        _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
+        _obstacle_of_device(scores.device)
+        or _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
         or _obstacle_of_target(target, options)
         or _obstacle_of_scores(scores, kernels[0].compiles)
-        or _obstacle_of_device(scores.device)
     )
     if obstacle is None:
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
@@ -193,19 +193,21 @@ def _obstacle_of_scores(scores: Tensor, compiles: bool) -> str | None:
         return f"{scores.dtype}"
     columns = scores.shape[-1]
     rows = 1 if torch.compiler.is_compiling() else scores.numel() // columns
-    if columns > MOST_COLUMNS or max(rows, *scores.stride()) > MOST_ROWS:
+    if columns > MOST_COLUMNS or max((rows, *scores.stride())) > MOST_ROWS:
         return f"shape {tuple(scores.shape)}, up to {MOST_ROWS} rows of {MOST_COLUMNS} classes"
     return None
 
 
 def _obstacle_of_device(device: torch.device) -> str | None:
+    if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
+        return f"device {device.type}"
     if NO_TRITON:
         return NO_TRITON
     if torch.version.hip is not None:
         return "ROCm"
-    if device.type == "cuda":
-        return None if torch.compiler.is_compiling() else _old_capability(device)
-    return None if device.type == "cpu" and INTERPRETED else f"device {device.type}"
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        return _old_capability(device)
+    return None
 
 
 @cache
