@@ -28,10 +28,10 @@ BASE = "softmax averaged"
 METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "one crop": lambda logits, k: predict_topk(logits[0], k).labels,
     "logits averaged": lambda logits, k: predict_topk(logits.mean(0), k).labels,
-    BASE: lambda logits, k: predict_topk(logits, k, crops=0, average="softmax").labels,
-    "marginals averaged": lambda logits, k: predict_topk(logits, k, crops=0).labels,
+    BASE: lambda logits, k: predict_topk(logits, k, crop_dim=0, method="softmax").labels,
+    "marginals averaged": lambda logits, k: predict_topk(logits, k, crop_dim=0).labels,
     "marginals averaged, T = k": lambda logits, k: (
-        predict_topk(logits, k, crops=0, temperature=k).labels
+        predict_topk(logits, k, crop_dim=0, temperature=k).labels
     ),
 }
 """The k labels, (N, k), of logits (crops, N, C)."""

@@ -152,7 +152,7 @@ def test_all_arguments_are_handed_on(epoch):
     loss.set_epoch(epoch)
     weight = class_weights(COUNTS) if epoch else None
     expected = topklass.NoisedTopKLoss(2, samples=3, weight=weight)(logits, target, noise=noise)
-    assert torch.equal(loss(input=logits, target=target, noise=noise), expected)
+    assert torch.equal(loss(logits, target=target, noise=noise), expected)
 
 
 @every_criterion
@@ -236,9 +236,11 @@ def test_bad_criterion():
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, True, None])
 def test_bad_epoch(epoch):
-    with pytest.raises(ValueError, match=f"start must be an integer from 0 on, got start={epoch}"):
+    with pytest.raises(
+        ValueError, match=f"start must be a non-negative integer, got start={epoch}"
+    ):
         DeferredReweighting(nn.CrossEntropyLoss(), COUNTS, epoch)
-    with pytest.raises(ValueError, match="epoch must be an integer from 0 on"):
+    with pytest.raises(ValueError, match="epoch must be a non-negative integer"):
         DeferredReweighting(nn.CrossEntropyLoss(), COUNTS, 1).set_epoch(epoch)
 
 

@@ -1,6 +1,7 @@
 """Metrics over a data set: by hand, in any division into batches and processes, in torchmetrics."""
 
 import copy
+import importlib
 import itertools
 import math
 import pickle
@@ -22,12 +23,12 @@ from topklass.metrics import AverageKAccuracy, SetCoverage, SetSize, TopKAccurac
 C = 6
 nan, inf = math.nan, math.inf
 
-every_average = pytest.mark.parametrize("average", ["micro", "macro", "none"])
+every_average = pytest.mark.parametrize("average", ["micro", "macro", "weighted", "none", None])
 METRICS = {
     "top-k, one k": lambda: TopKAccuracy(C, 2),
     "top-k, micro": lambda: TopKAccuracy(C, (1, 3)),
     "top-k, macro": lambda: TopKAccuracy(C, (1, 3), "macro"),
-    "top-k, none": lambda: TopKAccuracy(C, (1, 3), "none"),
+    "top-k, none": lambda: TopKAccuracy(C, (1, 3), None),
     "average-K, one K": lambda: AverageKAccuracy(2),
     "average-K": lambda: AverageKAccuracy((1, 3)),
     "coverage": lambda: SetCoverage(C),
@@ -83,8 +84,9 @@ def rounded(log_p: Tensor) -> Tensor:
     return -torch.ldexp((mantissa * 2**14).floor() / 2**14, exponent)
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 30.0])
-@pytest.mark.parametrize("classes", [2, 5, 300])
+@pytest.mark.parametrize(
+    ("classes", "scale"), [(2, 0.1), (2, 30.0), (5, 0.0), (5, 3.0), (300, 0.1), (300, 3.0)]
+)
 def test_average_k_by_sorting(classes, scale):
     logits, target = scale * torch.randn(400, classes), torch.randint(classes, (400,))
     target[::2] = logits[::2].argmax(1)
@@ -164,6 +166,7 @@ def test_coverage_by_hand(average):
         "macro": sum(means[:-1]) / (C - 1),
         "none": means,
     }
+    expected |= {"weighted": expected["micro"], None: means}
     torch.testing.assert_close(result, torch.tensor(expected[average]), equal_nan=True)
 
 
@@ -178,6 +181,90 @@ def test_one_set():
         sets, target = torch.tensor([True, True, False]), torch.tensor(label)
         assert value(SetCoverage(3), (sets, target)) == covered
         assert value(SetSize(), (sets, target)) == 2
+
+
+# Where the classes are
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda dim: TopKAccuracy(C, (1, 3), dim=dim),
+        lambda dim: TopKAccuracy(C, 2, "macro", dim=dim),
+        lambda dim: AverageKAccuracy((1, 3), dim=dim),
+        lambda dim: SetCoverage(C, dim=dim),
+        lambda dim: SetSize(dim=dim),
+    ],
+    ids=["top-k", "macro", "average-K", "coverage", "size"],
+)
+def test_dim(make):
+    """Sequences as long as there are classes: only ``dim`` tells them apart."""
+    logits, target = torch.randn(5, C, C), torch.randint(C, (5, C))
+    target[0] = -100
+    sets = isinstance(make(1), SetCoverage | SetSize)
+    last = logits > 0 if sets else logits
+    expected = value(make(1), (last.flatten(0, 1), target.flatten()))
+    same(value(make(-1), (last, target)), expected)
+    same(value(make(2), (last, target)), expected)
+    same(value(make(1), (last.movedim(-1, 1), target)), expected)
+    same(value(make(0), (last.movedim(-1, 0), target)), expected)
+    same(value(make(-1), (last[1, 2], target[1, 2])), value(make(1), (last[1, 2], target[1, 2])))
+    with raises(IndexError, "dim=3", "from -3 to 2"):
+        make(3).update(last, target)
+
+
+def test_default_dimensions():
+    """Logits as in cross-entropy; masks as sets return them, classes last."""
+    assert TopKAccuracy(C).dim == AverageKAccuracy().dim == 1
+    assert SetCoverage(C).dim == SetSize().dim == -1
+
+
+def test_collection_of_metrics_with_different_dimensions():
+    """Equal counts in the first batch; states must not be shared."""
+    collection = MetricCollection({"1": TopKAccuracy(2, 1), "2": TopKAccuracy(2, 1, dim=-1)})
+    logits, target = torch.zeros(1, 2, 2), torch.tensor([[0, 1]])
+    collection.update(logits, target)
+    logits[0] = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    collection.update(logits, target)
+    assert collection.compute() == {"1": 0.75, "2": 1.0}
+
+
+# Predicted labels
+
+
+@every_average
+@pytest.mark.parametrize("shape", [(), (50,), (10, 5)], ids=str)
+def test_predicted_labels(shape, average):
+    target, labels = torch.randint(C - 1, (2, *shape))
+    logits = torch.nn.functional.one_hot(labels, C).float()
+    if shape:
+        target.view(-1)[::3] = -100
+    expected = topk_accuracy(logits, target, 1, average, dim=-1)
+    same(value(TopKAccuracy(C, 1, average), (labels, target)), expected)
+    same(value(TopKAccuracy(C, 1, average), (labels.int(), target)), expected)
+    several = value(TopKAccuracy(C, (1,), average), (labels, target))
+    same(several, {"top1": expected})
+
+
+def test_predicted_labels_that_are_no_classes_are_wrong():
+    target = torch.tensor([0, 1, C - 1, -100])
+    assert value(TopKAccuracy(C, 1), (torch.tensor([-1, 1, C, -100]), target)) == 1 / 3
+
+
+def test_bad_predicted_labels():
+    labels, target = torch.tensor([0, 1]), torch.tensor([0, 1])
+    with raises(ValueError, "target's shape (2,)", "(2, 1)"):
+        TopKAccuracy(C, 1).update(labels[:, None], target)
+    with raises(RuntimeError, "class indices", "torch.float32"):
+        TopKAccuracy(C, 1).update(labels, target.float())
+    with raises(TypeError, "target", "list"):
+        TopKAccuracy(C, 1).update(labels, [0, 1])
+    with raises(IndexError, "from 0 to 5", "got 6"):
+        TopKAccuracy(C, 1).update(labels, target + 5)
+    with raises(ValueError, "pass num_classes"):
+        topk_accuracy(labels, target, 1)
+    with raises(NotImplementedError, "floating-point", "torch.int64"):
+        AverageKAccuracy(1).update(labels, target)
 
 
 # What all metrics share
@@ -286,7 +373,7 @@ def test_collection():
     )
     batch = collection(preds[:30], target[:30])
     same(batch["top3"], value(TopKAccuracy(C, 3), (preds[:30], target[:30])))
-    collection.update(preds=preds[30:], target=target[30:])
+    collection.update(logits=preds[30:], target=target[30:])
     result = collection.compute()
     assert result.keys() == {"a", "average1", "average2", "top1", "top3"}
     same(result["a"], value(TopKAccuracy(C, 1), (preds, target)))
@@ -310,12 +397,12 @@ def test_collection_of_metrics_with_equal_first_batches():
 
 def test_collection_shares_counts():
     """Averages of the same counts are one group, updated once."""
-    metrics = {average: TopKAccuracy(C, 2, average) for average in ("micro", "macro", "none")}
+    metrics = {average: TopKAccuracy(C, 2, average) for average in ("micro", "macro", "weighted")}
     collection = MetricCollection(metrics)
     preds, target = problem("top-k")
     for batch in zip(preds.split(20), target.split(20), strict=True):
         collection.update(*batch)
-    assert collection.compute_groups == {0: ["macro", "micro", "none"]}
+    assert collection.compute_groups == {0: ["macro", "micro", "weighted"]}
     for average, result in collection.compute().items():
         same(result, value(TopKAccuracy(C, 2, average), (preds, target)))
 
@@ -340,6 +427,21 @@ def in_process(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@every_metric
+@pytest.mark.parametrize("share", SHARES)
+def test_states_of_two_processes(name, share):
+    """What the other process would send, without one."""
+    preds, target = problem(name)
+    first, second = METRICS[name](), METRICS[name]()
+    for metric, start, end in zip((first, second), SHARES[share], SHARES[share][1:], strict=False):
+        metric.update(preds[start:end], target[start:end])
+    sent = iter([getattr(second, state) for state in second._reductions])
+    first.dist_sync_fn = lambda state, group: [state, next(sent)]
+    first.distributed_available_fn = lambda: True
+    same(first.compute(), value(METRICS[name](), (preds, target)))
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="PyTorch is built without torch.distributed")
 def test_two_processes(tmp_path):
     torch.multiprocessing.spawn(in_process, (str(tmp_path),), nprocs=2)
@@ -353,15 +455,51 @@ def test_two_processes(tmp_path):
 # Bad input
 
 
-def test_missing_torchmetrics():
-    script = "import sys; sys.modules['torchmetrics'] = None; import topklass.metrics"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    expected = "ImportError: topklass.metrics needs torchmetrics: pip install 'topklass[train]'"
-    assert run.stderr.splitlines()[-1] == expected
+@pytest.fixture
+def without_torchmetrics(monkeypatch):
+    """As before its first import."""
+    loaded = [name for name in sys.modules if name.split(".")[0] == "torchmetrics"]
+    for name in [*loaded, "topklass.metrics"]:
+        monkeypatch.delitem(sys.modules, name)
+    return monkeypatch
 
 
-def test_core_does_not_import_torchmetrics():
-    script = "import sys, topklass; assert 'torchmetrics' not in sys.modules"
+def test_missing_torchmetrics(without_torchmetrics):
+    """The error says how to install it."""
+    without_torchmetrics.setitem(sys.modules, "torchmetrics", None)
+    with raises(ModuleNotFoundError, "needs torchmetrics: pip install 'topklass[metrics]'"):
+        importlib.import_module("topklass.metrics")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("import torchmetrics.x", "ModuleNotFoundError: No module named 'torchmetrics.x'"),
+        ("raise ImportError('libx.so')", "ImportError: libx.so"),
+    ],
+)
+def test_other_errors_of_torchmetrics(tmp_path, without_torchmetrics, code, error):
+    """A torchmetrics that is there, but cannot be imported, is not called missing."""
+    (tmp_path / "torchmetrics").mkdir()
+    (tmp_path / "torchmetrics" / "__init__.py").write_text(code)
+    without_torchmetrics.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError) as raised:
+        importlib.import_module("topklass.metrics")
+    assert f"{type(raised.value).__name__}: {raised.value}" == error
+
+
+def test_needs_torchmetrics_alone():
+    """Torchmetrics is not imported before it is used, and nothing else of the extra ``train``."""
+    script = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['lightning', 'rich', 'typer', 'yaml', 'jinja2'])\n"
+        "import topklass\n"
+        "assert 'torchmetrics' not in sys.modules and 'metrics' in dir(topklass)\n"
+        "assert topklass.metrics.TopKAccuracy(3, 1).k == 1\n"
+        "extra = [f'topklass.{name}' for name in ('data', 'models', 'train', 'report', 'cli')]\n"
+        "assert not set(extra) & set(sys.modules)\n"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -371,8 +509,8 @@ def test_parameters():
     with raises(TypeError, "num_classes must be an integer", "2.5"):
         SetCoverage(2.5)
     for metric in (TopKAccuracy, SetCoverage):
-        with raises(ValueError, "micro, macro, none", "weighted"):
-            metric(10, average="weighted")
+        with raises(ValueError, "micro, macro, weighted, none, None", "samples"):
+            metric(10, average="samples")
     for k, error in ((0, ValueError), ((1, 2.0), TypeError), ((), ValueError)):
         with raises(error, "k"):
             AverageKAccuracy(k)
@@ -382,9 +520,9 @@ def test_parameters():
 
 def test_number_of_classes():
     target = torch.tensor([0, 1])
-    with raises(ValueError, "TopKAccuracy", "num_classes=10", "6 classes"):
+    with raises(ValueError, "num_classes=10", "6 classes"):
         TopKAccuracy(10).update(torch.randn(2, C), target)
-    with raises(ValueError, "SetCoverage", "num_classes=10", "6 classes"):
+    with raises(ValueError, "num_classes=10", "6 classes"):
         SetCoverage(10).update(torch.ones(2, C, dtype=torch.bool), target)
     with raises(ValueError, "k=7", "from 1 to 6"):
         AverageKAccuracy((1, 7)).update(torch.randn(2, C), target)
@@ -409,8 +547,10 @@ def test_sets(name):
         METRICS[name]().update(torch.ones(2, C), target)
     with raises(TypeError, "sets", "boolean", "list"):
         METRICS[name]().update([[True]], target)
-    with raises(ValueError, "(C) or (N, C)", "(2, 6, 3)"):
+    with raises(RuntimeError, "(2, 6)", "(2, 6, 3)"):
         METRICS[name]().update(torch.ones(2, C, 3, dtype=torch.bool), target)
+    with raises(ValueError, "dimension of classes", "()"):
+        METRICS[name]().update(torch.tensor(True), target[0])
 
 
 @pytest.mark.gpu

@@ -134,6 +134,43 @@ def test_leading_dimensions(sets):
     assert torch.equal(sets(logits[7]), expected[7])
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_dim(name):
+    """Sequences as long as there are classes: only ``dim`` tells them apart."""
+    last, target = samples(64)
+    last, target = last.reshape(8, 8, 8), target.reshape(8, 8)
+
+    def found(dim: int, logits: Tensor) -> Tensor:
+        sets = SETS[name]()
+        assert sets.dim == -1
+        sets.dim = dim
+        torch.manual_seed(1)
+        return sets.calibrate(logits, target)(logits)
+
+    expected = found(-1, last)
+    assert torch.equal(found(2, last), expected)
+    for dim in (0, 1, -2):
+        assert torch.equal(found(dim, last.movedim(-1, dim)), expected.movedim(-1, dim))
+    with raises(IndexError, "dim=3", "from -3 to 2"):
+        found(3, last)
+
+
+def test_dim_is_an_argument():
+    made = TopKSets(2, dim=1), AverageKSets(2, dim=1), ConformalSets(0.2, dim=1)
+    for sets in made:
+        assert sets.dim == 1
+        assert "dim=1" in repr(sets)
+
+
+def test_state_of_another_dim():
+    """The threshold does not depend on where the classes are."""
+    logits, target = samples(100)
+    sets = ConformalSets(0.3).calibrate(logits, target)
+    other = ConformalSets(0.3, dim=0)
+    other.load_state_dict(sets.state_dict())
+    assert torch.equal(other(logits.t()), sets(logits).t())
+
+
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)], ids=str)
 def test_no_samples(sets, shape):
     sets.calibrate(*samples(60))
@@ -270,18 +307,19 @@ def test_logits_are_finite(sets, wrong):
 def test_logits_are_scores(sets):
     with raises(TypeError, "logits", "floating-point", "torch.int64"):
         sets(torch.ones(3, 8, dtype=torch.long))
-    with raises(ValueError, "logits", "(..., classes)", "()"):
+    with raises(ValueError, "logits", "at least one class", "()"):
         sets(torch.tensor(1.0))
 
 
 @pytest.mark.parametrize(
     ("target", "error", "parts"),
     [
-        (torch.zeros(60), TypeError, ["integers", "torch.float32"]),
-        (torch.zeros(60, dtype=torch.bool), TypeError, ["integers", "torch.bool"]),
-        ([0] * 60, TypeError, ["integers", "list"]),
+        (torch.zeros(60), RuntimeError, ["(60, 8)", "(60,)", "long"]),
+        (torch.rand(60, 8), TypeError, ["integers", "torch.float32"]),
+        (torch.zeros(60, dtype=torch.bool), RuntimeError, ["integers", "torch.bool"]),
+        ([0] * 60, TypeError, ["class indices", "list"]),
         (torch.zeros(59, dtype=torch.long), ValueError, ["(60,)", "(59,)"]),
-        (torch.zeros(60, 8, dtype=torch.long), ValueError, ["(60,)", "(60, 8)"]),
+        (torch.zeros(60, 8, dtype=torch.long), RuntimeError, ["(60,)", "(60, 8)"]),
         (torch.full((60,), 8), IndexError, ["from 0 to 7", "got 8"]),
         (torch.full((60,), -100), IndexError, ["from 0 to 7", "got -100"]),
     ],

@@ -9,10 +9,15 @@ tensor(0.6931)
 from importlib import import_module
 from types import ModuleType
 
-from topklass import functional
+from topklass import functional, integrations
 from topklass.dispatch import use_backend
 from topklass.functional import topk_accuracy
-from topklass.heads import CosineClassifier
+from topklass.longtail import (
+    CosineClassifier,
+    DeferredReweighting,
+    class_margins,
+    class_weights,
+)
 from topklass.losses import (
     CalibratedTopKHingeLoss,
     ConvexTopKHingeLoss,
@@ -24,15 +29,8 @@ from topklass.losses import (
     TopKCrossEntropyLoss,
     TopKHingeLoss,
 )
-from topklass.operators.margins import class_margins, class_weights
-from topklass.operators import (
-    expected_topk,
-    log_esp,
-    noised_topk,
-    topk_marginals,
-)
+from topklass.operators import expected_topk, log_esp, noised_topk, topk_marginals
 from topklass.prediction import predict_topk
-from topklass.reweighting import DeferredReweighting
 from topklass.sets import AverageKSets, ConformalSets, TopKSets
 
 __version__ = "0.2.0"
@@ -56,6 +54,7 @@ __all__ = [
     "class_weights",
     "expected_topk",
     "functional",
+    "integrations",
     "log_esp",
     "noised_topk",
     "predict_topk",
@@ -65,8 +64,17 @@ __all__ = [
 ]
 
 
+OPTIONAL = ("data", "metrics", "models", "train")
+"""Modules that need an extra, ``topklass[metrics]`` or ``topklass[train]``."""
+
+
 def __getattr__(name: str) -> ModuleType:
-    """What needs ``topklass[train]`` is imported when it is asked for."""
-    if name in ("data", "metrics", "models", "train"):
+    """Import an optional module when it is first used."""
+    if name in OPTIONAL:
         return import_module(f"topklass.{name}")
     raise AttributeError(f"module 'topklass' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Public names, those of optional modules included."""
+    return sorted([*globals(), *OPTIONAL])

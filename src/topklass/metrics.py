@@ -1,7 +1,7 @@
-"""Metrics over a data set, for torchmetrics and Lightning; needs ``topklass[train]``.
+"""Metrics over a data set, for torchmetrics and Lightning; needs ``topklass[metrics]``.
 
-States are integer counts that are added up: however the data are divided into batches and
-processes, the result is the same. No update waits for a CUDA device.
+States are sums of integers: the result does not depend on how the data are divided into batches and
+processes. No update waits for a CUDA device.
 """
 
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count
-from topklass._checks import check_logits as check_input, to_rows
-from topklass.functional._contract import working
+from topklass._checks import check_count, check_logits
 from topklass.functional.accuracy import (
-    among_largest,
     averaged,
     check_average,
-    check_labelled,
+    check_num_classes,
     count_by_class,
+    count_hits,
+    labelled_rows,
     labels_of,
     list_lengths,
-    target_rank,
 )
 from topklass.reference.row_blocks import by_rows
 
 try:
     from torchmetrics import Metric
-except ImportError as error:
-    raise ImportError(
-        "topklass.metrics needs torchmetrics: pip install 'topklass[train]'"
+except ModuleNotFoundError as error:
+    if error.name != "torchmetrics":
+        raise
+    raise ModuleNotFoundError(
+        "topklass.metrics needs torchmetrics: pip install 'topklass[metrics]'", name=error.name
     ) from error
 
 __all__ = ["AverageKAccuracy", "SetCoverage", "SetSize", "TopKAccuracy"]
@@ -42,17 +42,19 @@ BINS = OCTAVES << DIGITS
 
 
 class _Counts(Metric):
-    """Integers that are added up."""
+    """Integers that are summed."""
 
     full_state_update = False
     is_differentiable = False
 
-    def __init__(self, ignore_index: int, *parameters: int, **options: Any) -> None:
+    def __init__(self, dim: int, ignore_index: int, *parameters: int, **options: Any) -> None:
         super().__init__(**options)
+        self.dim = dim
         self.ignore_index = ignore_index
-        # A MetricCollection lets metrics share states that are equal after the first batch.
-        unlike_others = torch.tensor([ignore_index, *parameters])
-        self.add_state("unlike_others", unlike_others, dist_reduce_fx="max")
+        # A MetricCollection merges metrics whose states are equal after the first batch: this state
+        # differs where later batches could.
+        configuration = torch.tensor([dim, ignore_index, *parameters])
+        self.add_state("configuration", configuration, dist_reduce_fx="max")
 
     def _add_count(self, name: str, *shape: int) -> None:
         self.add_state(name, torch.zeros(shape, dtype=torch.long), dist_reduce_fx="sum")
@@ -66,27 +68,25 @@ class _ClassCounts(_Counts):
     samples: Tensor
 
     def __init__(
-        self, num_classes: int, average: str, ignore_index: int, *ks: int, **options: Any
+        self,
+        num_classes: int,
+        average: str | None,
+        dim: int,
+        ignore_index: int,
+        *ks: int,
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index, *ks, **options)
         check_count("num_classes", num_classes)
         check_average(average)
+        super().__init__(dim, ignore_index, *ks, **options)
         self.num_classes = num_classes
         self.average = average
         self._add_count("hits", max(1, len(ks)), num_classes)
         self._add_count("samples", num_classes)
 
-    def _count(self, right: Tensor, target: Tensor) -> None:
-        hits, samples = count_by_class(right, target, self.num_classes, self.ignore_index)
+    def _add(self, hits: Tensor, samples: Tensor) -> None:
         self.hits = self.hits + hits
         self.samples = self.samples + samples
-
-    def _check_classes(self, classes: int) -> None:
-        if classes != self.num_classes:
-            raise ValueError(
-                f"{type(self).__name__} was made for num_classes={self.num_classes}, "
-                f"got {classes} classes"
-            )
 
 
 class TopKAccuracy(_ClassCounts):
@@ -94,15 +94,18 @@ class TopKAccuracy(_ClassCounts):
 
     Args:
         num_classes: C.
-        k: length of the list that should hold the label, 1 ≤ k ≤ C, or several lengths.
-        average: "micro", over samples; "macro", over classes that have samples; "none", one for
-            each class.
+        k: length of the list that should contain the label, 1 ≤ k ≤ C, or several lengths.
+        average: "micro", over samples; "macro", over classes that have samples; "weighted", over
+            classes by their numbers of samples, which is the same as "micro"; "none" or None, one
+            for each class.
+        dim: the dimension of the classes; −1 for (N, T, C).
         ignore_index: a target that does not count.
         **options: those of :class:`torchmetrics.Metric`.
 
-    ``update`` takes logits (C), (N, C) or (N, C, d1, …) and class indices. ``compute`` returns a
-    tensor for one k, which ``self.log`` of Lightning takes, and for several a dictionary from
-    ``"top1"``, ``"top5"``, … to tensors, which ``self.log_dict`` takes.
+    ``update`` takes logits (C), (N, C) or (N, C, d1, …) and class indices; with k = 1 also
+    predicted labels, integers of the target's shape, in place of the logits. ``compute`` returns a
+    tensor for one k, for ``self.log`` of Lightning, and for several a dictionary from ``"top1"``,
+    ``"top5"``, … to tensors, for ``self.log_dict``.
 
     Example:
         >>> metric = TopKAccuracy(num_classes=4, k=(1, 3))
@@ -116,21 +119,21 @@ class TopKAccuracy(_ClassCounts):
         self,
         num_classes: int,
         k: int | Sequence[int] = (1, 5),
-        average: str = "micro",
+        average: str | None = "micro",
+        *,
+        dim: int = 1,
         ignore_index: int = -100,
         **options: Any,
     ) -> None:
         check_count("num_classes", num_classes)
         ks = list_lengths(k, num_classes)
-        super().__init__(num_classes, average, ignore_index, *ks, **options)
+        super().__init__(num_classes, average, dim, ignore_index, *ks, **options)
         self.k = k
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Count the labels among the k largest scores."""
-        check_input(preds)
-        self._check_classes(check_labelled(preds, target))
-        ranks = target_rank(preds, target, self.ignore_index)
-        self._count(among_largest(ranks, list_lengths(self.k)), target)
+    def update(self, logits: Tensor, target: Tensor) -> None:
+        """Count the labels among the k largest logits."""
+        counts = count_hits(logits, target, self.k, self.dim, self.ignore_index, self.num_classes)
+        self._add(*counts)
 
     def compute(self) -> Tensor | dict[str, Tensor]:
         """Divide by the numbers of samples."""
@@ -138,9 +141,9 @@ class TopKAccuracy(_ClassCounts):
 
 
 class AverageKAccuracy(_Counts):
-    r"""Average-K accuracy: the share of labels in sets of K classes on average.
+    r"""Average-K accuracy: the fraction of labels in sets of K classes on average.
 
-    A set holds the classes whose probabilities reach one threshold for all samples, so ambiguous
+    A set contains the classes whose probabilities reach one threshold for all samples, so ambiguous
     samples have larger sets (Lorieul, Joly and Shasha 2021). With p the softmax of the logits, a
     label is right if fewer than N·K of all N·C probabilities are larger than its own:
 
@@ -154,6 +157,7 @@ class AverageKAccuracy(_Counts):
 
     Args:
         k: K, the average size of the sets, or several.
+        dim: the dimension of the classes; −1 for (N, T, C).
         ignore_index: a target whose sample does not count.
         **options: those of :class:`torchmetrics.Metric`.
 
@@ -174,23 +178,28 @@ class AverageKAccuracy(_Counts):
     samples: Tensor
 
     def __init__(
-        self, k: int | Sequence[int] = 5, ignore_index: int = -100, **options: Any
+        self,
+        k: int | Sequence[int] = 5,
+        *,
+        dim: int = 1,
+        ignore_index: int = -100,
+        **options: Any,
     ) -> None:
-        super().__init__(ignore_index, **options)
+        super().__init__(dim, ignore_index, **options)
         list_lengths(k)
         self.k = k
         self._add_count("scores", BINS)
         self._add_count("labels", BINS)
         self._add_count("samples")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
+    def update(self, logits: Tensor, target: Tensor) -> None:
         """Count all probabilities, and those of the labels."""
-        check_input(preds)
-        classes = check_labelled(preds, target)
-        list_lengths(self.k, classes)
-        labels, known = labels_of(target, classes, self.ignore_index)
+        check_logits(logits, self.dim)
+        rows = labelled_rows(logits.detach(), target, self.dim)
+        list_lengths(self.k, rows.shape[1])
+        labels, known = labels_of(target, rows.shape[1], self.ignore_index)
         counted = target.long().reshape(-1, 1) != self.ignore_index
-        bins = by_rows(_bins, to_rows(preds.detach()), counted, cost=8)
+        bins = by_rows(_bins, rows, counted, cost=8)
         self.scores = self.scores + _histogram(bins)
         self.labels = self.labels + _histogram(bins.gather(1, labels).masked_fill(~known, BINS))
         self.samples = self.samples + counted.sum()
@@ -203,16 +212,16 @@ class AverageKAccuracy(_Counts):
 
 
 class SetCoverage(_ClassCounts):
-    """Coverage of predicted sets: the share of labels that are in their sets.
+    """Coverage of predicted sets: the fraction of labels that are in their sets.
 
     Args:
         num_classes: C.
-        average: "micro", over samples; "macro", over classes that have samples; "none", one for
-            each class.
+        average: as in :class:`TopKAccuracy`.
+        dim: the dimension of the classes, by default the last, as in the sets of :mod:`topklass`.
         ignore_index: a target that does not count.
         **options: those of :class:`torchmetrics.Metric`.
 
-    ``update`` takes boolean masks (C) or (N, C), true for classes in the set, and class indices.
+    ``update`` takes boolean masks (…, C), true for classes in the set, and class indices (…).
 
     Example:
         >>> metric = SetCoverage(num_classes=3)
@@ -223,16 +232,23 @@ class SetCoverage(_ClassCounts):
     """
 
     def __init__(
-        self, num_classes: int, average: str = "micro", ignore_index: int = -100, **options: Any
+        self,
+        num_classes: int,
+        average: str | None = "micro",
+        *,
+        dim: int = -1,
+        ignore_index: int = -100,
+        **options: Any,
     ) -> None:
-        super().__init__(num_classes, average, ignore_index, **options)
+        super().__init__(num_classes, average, dim, ignore_index, **options)
 
     def update(self, sets: Tensor, target: Tensor) -> None:
         """Count the labels in their sets."""
-        self._check_classes(_check_sets(sets, target))
+        rows = _rows_of_sets(sets, target, self.dim)
+        check_num_classes(self.num_classes, rows.shape[1])
         labels, known = labels_of(target, self.num_classes, self.ignore_index)
-        inside = to_rows(sets).gather(1, labels) & known
-        self._count(inside.t(), target)
+        inside = rows.gather(1, labels) & known
+        self._add(*count_by_class(inside.t(), target, self.num_classes, self.ignore_index))
 
     def compute(self) -> Tensor:
         """Divide by the numbers of samples."""
@@ -243,6 +259,7 @@ class SetSize(_Counts):
     """Mean size of predicted sets.
 
     Args:
+        dim: the dimension of the classes, by default the last, as in the sets of :mod:`topklass`.
         ignore_index: a target whose set does not count.
         **options: those of :class:`torchmetrics.Metric`.
 
@@ -260,17 +277,17 @@ class SetSize(_Counts):
     total: Tensor
     samples: Tensor
 
-    def __init__(self, ignore_index: int = -100, **options: Any) -> None:
-        super().__init__(ignore_index, **options)
+    def __init__(self, *, dim: int = -1, ignore_index: int = -100, **options: Any) -> None:
+        super().__init__(dim, ignore_index, **options)
         self._add_count("total")
         self._add_count("samples")
 
     def update(self, sets: Tensor, target: Tensor) -> None:
         """Add the sizes of the sets."""
-        classes = _check_sets(sets, target)
-        labels_of(target, classes, self.ignore_index)
+        rows = _rows_of_sets(sets, target, self.dim)
+        labels_of(target, rows.shape[1], self.ignore_index)
         counted = target.long().reshape(-1, 1) != self.ignore_index
-        sizes = by_rows(lambda rows: rows.sum(1, keepdim=True), to_rows(sets), cost=8)
+        sizes = by_rows(lambda block: block.sum(1, keepdim=True), rows, cost=8)
         self.total = self.total + (sizes * counted).sum()
         self.samples = self.samples + counted.sum()
 
@@ -286,24 +303,25 @@ def _named(name: str, k: int | Sequence[int], values: Tensor) -> Tensor | dict[s
     return {f"{name}{each}": value for each, value in zip(k, values, strict=True)}
 
 
-def _check_sets(sets: Tensor, target: Tensor) -> int:
-    """Require masks of classes, and class indices that belong to them; return how many classes."""
+def _rows_of_sets(sets: Tensor, target: Tensor, dim: int) -> Tensor:
+    """Require masks of classes, and a class index for each; return the masks as rows, (R, C)."""
     if not isinstance(sets, Tensor) or sets.dtype != torch.bool:
         given = sets.dtype if isinstance(sets, Tensor) else type(sets).__name__
         raise TypeError(f"sets must be a boolean tensor, true for classes in the set, got {given}")
-    if sets.dim() not in (1, 2):
-        raise ValueError(f"sets must have shape (C) or (N, C), got {tuple(sets.shape)}")
-    return check_labelled(sets, target)
+    if sets.dim() == 0:
+        raise ValueError("sets must have a dimension of classes, got shape ()")
+    return labelled_rows(sets, target, dim)
 
 
 def _bins(logits: Tensor, counted: Tensor) -> Tensor:
     """Bins of probabilities, the largest first; ``BINS`` for NaN and samples that do not count.
 
-    Probabilities below exp(−2^15) are in ``BINS`` too: they count as absent. No more than N of all
-    are above 1/2, so these reach the threshold of every K and may share bins. The bits of positive
+    Probabilities below exp(−2^15) are in ``BINS`` too: they count as absent. At most N of all are
+    above 1/2, so these reach the threshold of every K and may share bins. The bits of positive
     floating-point numbers are integers in their order.
     """
-    surprise = -torch.log_softmax(working(logits), 1).float()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    surprise = -torch.log_softmax(wide, 1).float()
     hidden = ~counted | surprise[:, :1].isnan()
     bits = surprise.clamp_(0.5, 0.5 * 2.0**OCTAVES).view(torch.int32)
     bins = (bits >> (23 - DIGITS)) - (126 << DIGITS)  # 126 is the exponent of 1/2

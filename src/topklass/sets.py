@@ -1,10 +1,10 @@
-"""Sets of labels to show: always k, k on average, or as many as a coverage takes.
+"""Sets of labels: always k, k on average, or as many as a coverage takes.
 
-Each is a module: ``calibrate`` finds its threshold on held-out logits, a call maps logits (…, C),
-classes last, to a mask of that shape, and the state dict keeps the threshold. Probabilities are the
-softmax of the logits. Others go in as logarithms: ``probabilities.log()``, for example of a softmax
-averaged over crops, or of marginals, which the softmax divides by k. A score of −inf is an absent
-class and in no set.
+Each is a module: ``calibrate`` finds its threshold on held-out logits, a call maps logits to a mask
+of their shape, and the state dict keeps the threshold. Classes are in the last dimension, or in
+``dim``. Probabilities are the softmax of the logits. Pass other probabilities as logarithms:
+``probabilities.log()``, for example of a softmax averaged over crops, or of marginals, which the
+softmax divides by k. A logit of −inf marks an absent class, which is in no set.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topklass._checks import check_count, check_number, check_scores, is_number
+from topklass._checks import check_count, check_number, check_target, is_number
 from topklass._transforms import can_read_values
-from topklass.prediction import among_first
-from topklass.reference.power_sums import wide_dtype
+from topklass.prediction import among_first, classes_last
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
 
 class TopKSets(nn.Module):
-    """The k labels of the largest scores.
+    """The k labels of the largest logits.
 
     Exactly k labels, ties in the order of their indices; fewer only where fewer are present.
 
     Args:
         k: number of labels, 1 ≤ k ≤ C.
+        dim: the dimension of the classes.
 
     Example:
         >>> TopKSets(k=2)(torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
@@ -42,28 +40,30 @@ class TopKSets(nn.Module):
                 [ True,  True, False]])
     """
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, *, dim: int = -1) -> None:
         super().__init__()
         check_count("k", k)
         self.k = k
+        self.dim = dim
 
     def calibrate(self, logits: Tensor, target: Tensor | None = None) -> Self:
-        """Nothing to find: here so that all sets can be used in the same way."""
+        """Do nothing, so that all sets can be used in the same way."""
         return self
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Mask (…, C) of the sets of logits (…, C)."""
-        check_logits(logits)
+        """Mask of the sets, of the logits' shape."""
+        logits = _checked(logits, self.dim)
         check_count("k", self.k, logits.shape[-1], "the number of classes")
-        return among_first(logits, self.k) & (logits > -inf)
+        mask = among_first(self.k, logits) & (logits > -inf)
+        return mask.movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
-        """Show the parameter."""
-        return f"k={self.k}"
+        """Show the arguments."""
+        return f"k={self.k}, dim={self.dim}"
 
 
 class _CalibratedSets(nn.Module):
-    """Holds a threshold and the number of classes that it was found for."""
+    """A threshold and the number of classes that it was found for."""
 
     parameters_of_sets: tuple[str, ...] = ()
     """Names of what the threshold depends on, besides the calibration samples."""
@@ -71,8 +71,9 @@ class _CalibratedSets(nn.Module):
     """What ``calibrate`` has found; None before."""
     classes: int | None
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
+        self.dim = dim
         self.threshold = None
         self.classes = None
 
@@ -96,17 +97,17 @@ class _CalibratedSets(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the settings and the threshold."""
-        return f"{_listed(self.settings)}, threshold={self.threshold}"
+        return f"{_listed(self.settings)}, dim={self.dim}, threshold={self.threshold}"
 
-    def _calibrated_for(self, logits: Tensor) -> float:
-        """The threshold, if there is one and it fits the logits."""
-        check_logits(logits)
+    def _calibrated_for(self, logits: Tensor) -> tuple[Tensor, float]:
+        """The logits, classes last, and the threshold, if there is one for so many classes."""
+        logits = _checked(logits, self.dim)
         name, classes = type(self).__name__, logits.shape[-1]
         if self.threshold is None:
             raise RuntimeError(f"{name} has no threshold yet: call calibrate, or load its state")
         if classes != self.classes:
             raise ValueError(f"{name} was calibrated for {self.classes} classes, got {classes}")
-        return self.threshold
+        return logits, self.threshold
 
 
 class AverageKSets(_CalibratedSets):
@@ -114,11 +115,12 @@ class AverageKSets(_CalibratedSets):
 
     .. math:: S(x) = \{ y : p_y(x) \ge \theta \}, \qquad \frac1N \sum_n |S(x_n)| = k
 
-    (Lorieul, Joly and Shasha 2021): clear cases get fewer labels, ambiguous ones more, and a case
-    without any p above θ none. No guarantee of coverage.
+    (Lorieul, Joly and Shasha 2021): clear samples get fewer labels, ambiguous ones more, and a
+    sample without any p above θ none. No guarantee of coverage.
 
     Args:
         k: number of labels on average, positive, at most C; need not be an integer.
+        dim: the dimension of the classes.
 
     Example:
         >>> logits = torch.tensor([[9.0, 0.0, 0.0], [2.0, 2.0, 1.9]])
@@ -129,23 +131,23 @@ class AverageKSets(_CalibratedSets):
 
     parameters_of_sets = ("k",)
 
-    def __init__(self, k: float) -> None:
+    def __init__(self, k: float, *, dim: int = -1) -> None:
         check_number("k", k, positive=True)
-        super().__init__()
+        super().__init__(dim)
         self.k = float(k)
 
     def calibrate(self, logits: Tensor, target: Tensor | None = None) -> Self:
         """Find θ; this waits for the device.
 
         Args:
-            logits: (…, C), at least one row.
-            target: not needed, here so that all sets can be used in the same way.
+            logits: those of at least one sample.
+            target: not needed; taken so that all sets can be used in the same way.
 
         Returns:
             Itself. The average on these logits is k to the nearest whole number of labels; ties at
             θ are all in, and raise it.
         """
-        check_logits(logits, look=True)
+        logits = _checked(logits, self.dim, look=True)
         chances = _log_softmax(logits).flatten()
         classes = logits.shape[-1]
         count = round(self.k * (chances.numel() // classes))
@@ -159,13 +161,14 @@ class AverageKSets(_CalibratedSets):
         return self
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Mask (…, C) of the sets of logits (…, C)."""
-        threshold = self._calibrated_for(logits)
-        return (_log_softmax(logits) >= threshold) & (logits > -inf)
+        """Mask of the sets, of the logits' shape."""
+        logits, threshold = self._calibrated_for(logits)
+        mask = (_log_softmax(logits) >= threshold) & (logits > -inf)
+        return mask.movedim(-1, self.dim)
 
 
 class ConformalSets(_CalibratedSets):
-    r"""As many labels as it takes to hold the right one with probability 1 − α.
+    r"""As many labels as it takes to contain the right one with probability 1 − α.
 
     .. math:: S(x) = \{ y : E(x, y) \le \hat q \}, \qquad
         E(x, y) = \sum_{j < r} p_{(j)} + U p_{(r)} + \lambda (r - k_{reg})^+
@@ -173,7 +176,8 @@ class ConformalSets(_CalibratedSets):
     where r is the rank of y among the probabilities p(x), and q̂ the ⌈(n + 1)(1 − α)⌉-th smallest
     score E of n calibration samples. λ = 0 gives adaptive prediction sets (APS: Romano, Sesia and
     Candès 2020), λ > 0 regularised ones (RAPS: Angelopoulos et al. 2021), which are smaller where
-    many labels have small, noisy probabilities.
+    many labels have small, noisy probabilities. Other programs define E in other ways, so
+    thresholds are not interchangeable: docs/prediction.md compares with TorchCP.
 
     **Coverage.** If calibration and test samples are exchangeable, P(y ∈ S(x)) ≥ 1 − α for any
     model, on average over samples and calibrations; not for each class or kind of image. It is at
@@ -195,6 +199,7 @@ class ConformalSets(_CalibratedSets):
         randomized: draw U uniformly for each row, as the papers do: no ties, but sets differ
             between calls, and are empty where U times the first probability exceeds q̂.
         max_size: largest number of labels, or None.
+        dim: the dimension of the classes.
 
     Example:
         Six of eight samples, the new one included, have at most half of the probability before
@@ -218,6 +223,7 @@ class ConformalSets(_CalibratedSets):
         k_reg: int = 5,
         randomized: bool = False,
         max_size: int | None = None,
+        dim: int = -1,
     ) -> None:
         if not is_number(alpha):
             raise TypeError(f"alpha must be a number, got alpha={alpha!r}")
@@ -227,7 +233,7 @@ class ConformalSets(_CalibratedSets):
         check_count("k_reg", k_reg)
         if max_size is not None:
             check_count("max_size", max_size)
-        super().__init__()
+        super().__init__(dim)
         self.alpha = float(alpha)
         self.penalty = float(penalty)
         self.k_reg = int(k_reg)
@@ -240,14 +246,14 @@ class ConformalSets(_CalibratedSets):
         """Find q̂; this waits for the device.
 
         Args:
-            logits: (…, C), at least ⌈1/α⌉ − 1 rows that the model was not trained on.
-            target: class indices, (…).
+            logits: those of at least ⌈1/α⌉ − 1 samples that the model was not trained on.
+            target: class indices, of the logits' shape without the classes.
             generator: source of U.
 
         Returns:
             Itself.
         """
-        check_logits(logits, look=True)
+        logits = _checked(logits, self.dim, look=True)
         check_labels(target, logits)
         scores = self._scores(logits, generator).gather(-1, target.long().unsqueeze(-1)).flatten()
         n = scores.numel()
@@ -270,9 +276,10 @@ class ConformalSets(_CalibratedSets):
         return self
 
     def forward(self, logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Mask (…, C) of the sets of logits (…, C); U comes from the generator."""
-        threshold = self._calibrated_for(logits)
-        return self._scores(logits, generator) <= threshold
+        """Mask of the sets, of the logits' shape; U comes from the generator."""
+        logits, threshold = self._calibrated_for(logits)
+        mask = self._scores(logits, generator) <= threshold
+        return mask.movedim(-1, self.dim)
 
     def _scores(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """E for every class as the label, (…, C); ∞ for those that may not be in a set."""
@@ -295,9 +302,9 @@ class ConformalSets(_CalibratedSets):
         return by_class.masked_fill(logits == -inf, inf)
 
 
-def check_logits(logits: Tensor, look: bool = False) -> None:
-    """Require scores without NaN or +inf, where looking costs nothing or is asked for."""
-    check_scores(logits, "logits")
+def _checked(logits: Tensor, dim: int, look: bool = False) -> Tensor:
+    """Require logits without NaN or +inf, if looking is cheap or asked for; move classes last."""
+    logits = classes_last(logits, dim)
     if (look or can_read_values(logits)) and not bool((logits < inf).all()):
         wrong = logits[~(logits < inf)][0].item()
         raise ValueError(f"logits must be finite, or -inf for absent classes, got {wrong}")
@@ -306,24 +313,19 @@ def check_logits(logits: Tensor, look: bool = False) -> None:
             "these look like probabilities, but logits are expected: pass probabilities.log()",
             stacklevel=3,
         )
+    return logits
 
 
 def _are_probabilities(logits: Tensor) -> bool:
     """Whether rows are not negative and add up to 1."""
-    ones = logits.sum(-1, dtype=wide_dtype(logits)) - 1
-    return logits.numel() > 0 and bool((logits >= 0).all() & (ones.abs() < 1e-2).all())
+    sums = _wide(logits).sum(-1)
+    return logits.numel() > 0 and bool((logits >= 0).all() & ((sums - 1).abs() < 1e-2).all())
 
 
 def check_labels(target: Tensor, logits: Tensor) -> None:
-    """Require one class index for each row of logits."""
-    given = target.dtype if isinstance(target, Tensor) else type(target).__name__
-    if given not in INTEGERS:
-        raise TypeError(f"target must be a tensor of class indices (integers), got {given}")
-    if target.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"target must have the shape of the logits without classes, which are last, "
-            f"{tuple(logits.shape[:-1])}, got {tuple(target.shape)}"
-        )
+    """Require one class index for each row of logits (…, C)."""
+    if check_target(logits, target, -1):
+        raise TypeError(f"target must hold class indices (integers), got {target.dtype}")
     wrong = target[(target < 0) | (target >= logits.shape[-1])]
     if wrong.numel():
         raise IndexError(
@@ -333,8 +335,12 @@ def check_labels(target: Tensor, logits: Tensor) -> None:
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """In float64, where ties and underflow are rare; −inf also in rows without any class."""
-    chances = logits.detach().to(wide_dtype(logits)).log_softmax(-1)
-    return chances.masked_fill(logits == -inf, -inf)
+    return _wide(logits.detach()).log_softmax(-1).masked_fill(logits == -inf, -inf)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """In float64, where the device has it."""
+    return logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
 
 
 def _listed(settings: dict[str, object]) -> str:

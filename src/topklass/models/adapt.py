@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from topklass.heads import CosineClassifier
+from topklass.longtail import CosineClassifier
 
 
 def take_grey(network: nn.Module) -> None:

@@ -67,9 +67,10 @@ def lowest_score(scores: Tensor) -> float:
     """A finite stand-in for the −inf of an absent class.
 
     A threshold this low makes the log ratio so negative that loss and gradient are exactly 0. That
-    is right for a label with fewer than k rivals, and needs no mask.
+    is right for a label with fewer than k rivals, and needs no mask. Also in float64 it is a number
+    of float32: ONNX export rounds constants to that, and would make −inf of a smaller one.
     """
-    return torch.finfo(scores.dtype).min
+    return max(torch.finfo(scores.dtype).min, torch.finfo(torch.float32).min)
 
 
 def power_sums(tail: Tensor, count: int) -> Tensor:
