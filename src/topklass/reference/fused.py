@@ -22,8 +22,8 @@ from topklass.reference import power_sums
 from topklass.reference.power_sums import power_dtype, working_dtype
 
 LOG2_E = log2(e)
-BLOCK_ELEMENTS = 2**17
-"""512 KB of float32: a block and its powers stay in a core's cache."""
+BLOCK_ELEMENTS = 2**16
+"""256 KB of float32: a block and its powers stay in a core's cache."""
 CHUNK = 16
 """Scores of a chunk when the largest of a long row are searched."""
 
