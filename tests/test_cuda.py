@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses import FakeTensorMode
 
 import topklass
 import topklass.functional as TF
@@ -106,6 +108,15 @@ def name(value: object) -> str:
 
 
 each_loss = pytest.mark.parametrize("criterion", KERNEL_LOSSES, ids=name)
+
+
+def without_noise(criterion: nn.Module, **options: object) -> nn.Module:
+    """The same loss with other options, and the same result in every call."""
+    if isinstance(criterion, topklass.NoisedTopKLoss) and criterion.samples is not None:
+        options["epsilon"] = 0.0
+    if isinstance(criterion, topklass.NoisedTopKLoss):
+        options["samples"] = criterion.samples
+    return type(criterion)(criterion.k, **options)
 
 
 def problem(rows: int, n: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -244,8 +255,7 @@ def capture(criterion, logits, target):
 @each_loss
 def test_cuda_graph(criterion):
     logits, target = problem(64, 1000)
-    if isinstance(criterion, topklass.NoisedTopKLoss):
-        criterion = topklass.NoisedTopKLoss(criterion.k, epsilon=0.0)
+    criterion = without_noise(criterion)
     graph, captured = capture(criterion, logits, target)
     for _ in range(3):
         with torch.no_grad():
@@ -271,8 +281,7 @@ def test_a_cuda_graph_draws_new_noise():
 def test_streams(criterion):
     """Work waits for what its own stream has to do before, and for nothing else."""
     logits, target = problem(64, 1000)
-    if isinstance(criterion, topklass.NoisedTopKLoss):
-        criterion = topklass.NoisedTopKLoss(criterion.k, epsilon=0.0)
+    criterion = without_noise(criterion)
     expected = value_and_gradient(criterion, logits, target)
     late = torch.zeros_like(logits)
     side = torch.cuda.Stream()
@@ -286,12 +295,16 @@ def test_streams(criterion):
         assert torch.equal(a, b)
 
 
-@each_loss
+each_traced_loss = pytest.mark.parametrize(
+    "criterion", [*KERNEL_LOSSES, topklass.NoisedTopKLoss(5, samples=None)], ids=name
+)
+
+
+@each_traced_loss
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 def test_compile(criterion, reduction):
-    options = {"epsilon": 0.0} if isinstance(criterion, topklass.NoisedTopKLoss) else {}
-    criterion = type(criterion)(criterion.k, reduction=reduction, **options)
+    criterion = without_noise(criterion, reduction=reduction)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, y: criterion(2 * x, y), fullgraph=True)
     for rows in (64, 64, 32):
@@ -302,7 +315,35 @@ def test_compile(criterion, reduction):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-@each_loss
+@each_traced_loss
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_graphs(criterion):
+    """One for each pass and all batches, in which a kernel is one call that copies nothing."""
+    found: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        found.append(graph)
+        return graph.forward
+
+    criterion = without_noise(criterion)
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    compiled = torch.compile(
+        lambda x, y: criterion(x.exp(), y), backend=backend, fullgraph=True, dynamic=True
+    )
+    for shape in ((64, 100), (300, 100), (5000, 100)):
+        logits, target = problem(*shape)
+        ours = value_and_gradient(compiled, logits, target)
+        eager = value_and_gradient(lambda x, y: criterion(x.exp(), y), logits, target)
+        for a, b in zip(ours, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    assert len(found) == 2
+    called = [str(node.target) for graph in found for node in graph.graph.nodes]
+    assert sum(target.startswith("topklass") for target in called) == 2
+    assert not any("clone" in target or "copy" in target for target in called)
+
+
+@each_traced_loss
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_losses_leave_their_input_alone(criterion):
     torch._dynamo.reset()
@@ -310,6 +351,66 @@ def test_compiled_losses_leave_their_input_alone(criterion):
     scores = logits.exp()  # whose gradient needs it as it is
     torch.compile(criterion, fullgraph=True)(scores, target).backward()
     assert scores._version == target._version == 0
+
+
+@each_traced_loss
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_for_cuda_graphs(criterion):
+    criterion = without_noise(criterion)
+    torch._dynamo.reset()
+    compiled = torch.compile(criterion, fullgraph=True, mode="reduce-overhead")
+    for _ in range(5):
+        logits, target = problem(64, 1000)
+        torch.compiler.cudagraph_mark_step_begin()
+        ours = [result.clone() for result in value_and_gradient(compiled, logits, target)]
+        for a, b in zip(ours, value_and_gradient(criterion, logits, target), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+@each_traced_loss
+@pytest.mark.filterwarnings("ignore")
+def test_export(criterion):
+    """Of any batch, callable with gradients."""
+
+    class Model(nn.Module):
+        def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+            return criterion(logits.exp(), target)
+
+    criterion = without_noise(criterion)
+    batch = torch.export.Dim("batch", min=2)
+    given = tuple(tensor.detach() for tensor in problem(16, 100))
+    shapes = {"logits": {0: batch}, "target": {0: batch}}
+    exported = torch.export.export(Model(), given, dynamic_shapes=shapes).module()
+    for rows in (2, 300, 5000):
+        logits, target = problem(rows, 100)
+        ours = value_and_gradient(exported, logits, target)
+        eager = value_and_gradient(Model(), logits, target)
+        for a, b in zip(ours, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_tensors_without_memory():
+    with FakeTensorMode():
+        logits, target = problem(2, 9)
+        assert TF.smooth_topk_loss(logits, target, 3).shape == ()
+        assert topklass.noised_topk(logits, 3).shape == (2,)
+
+
+def test_batches_and_targets_anywhere_in_memory_compile_nothing_new():
+    """Numbers of rows and the alignment of targets, weights and margins do not matter."""
+    from topklass.kernels.smooth import gradient, row_constants
+
+    def versions() -> list[int]:
+        kernels = row_constants.smooth_loss_kernel, gradient.gradient_kernel
+        return [len(k.device_caches[torch.cuda.current_device()][0]) for k in kernels]
+
+    target, weight = (torch.ones(64, device="cuda", dtype=t) for t in (torch.long, torch.float))
+    TF.smooth_topk_loss(problem(17, 40)[0], target[:17], 3, weight=weight[:40]).backward()
+    before = versions()
+    for rows in (1, 2, 16, 32, 33):
+        logits, _ = problem(rows, 40)
+        TF.smooth_topk_loss(logits, target[1 : rows + 1], 3, weight=weight[3:43]).backward()
+    assert versions() == before
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -324,8 +425,7 @@ def test_compiled_noise_is_new_in_each_call():
 @each_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_under_autocast(criterion, dtype):
-    options = {"epsilon": 0.0} if isinstance(criterion, topklass.NoisedTopKLoss) else {}
-    criterion = type(criterion)(criterion.k, **options)
+    criterion = without_noise(criterion)
     logits, target = problem(64, 1000, dtype)
     with torch.autocast("cuda", dtype=dtype), topklass.use_backend("kernel"):
         loss, gradient = value_and_gradient(criterion, logits, target)
@@ -368,8 +468,7 @@ def test_determinism(k, shape):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @each_loss
 def test_tensors_of_another_device(criterion):
-    options = {"epsilon": 0.0} if isinstance(criterion, topklass.NoisedTopKLoss) else {}
-    criterion = type(criterion)(criterion.k, **options)
+    criterion = without_noise(criterion)
     logits, target = problem(64, 1000)
     here = value_and_gradient(criterion, logits, target)
     there = value_and_gradient(

@@ -1,21 +1,18 @@
-"""Every kernel compiles for the GPUs of today, on a machine that has none.
+"""Every kernel compiles for current GPUs, on a machine that has none.
 
-Public functions run on tensors without memory, and what they would launch is compiled.
+The families run on tensors without memory, and what they would launch is compiled.
 """
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-import topklass
-import topklass.functional as TF
 from topklass import dispatch
 
 pytestmark = [
@@ -36,50 +33,85 @@ POINTERS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
 }
-Launch = tuple[Any, dict[str, Any], dict[str, Any], int]
+fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
+slow = pytest.mark.slow
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    arguments: dict[str, Any]
+    warps: int
+
+
+class Loss(NamedTuple):
+    """The parameters of all losses."""
+
+    k: int
+    margin: float | Tensor = 1.0
+    tau: float = 1.0
+    epsilon: float = 0.2
+    samples: int | None = 10
+    scale: float = 1.0
+    generator: None = None
+
+
+class Options(NamedTuple):
+    reduction: str
+    weight: Tensor | None = None
+    ignore_index: int = -100
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
-    """What is launched: kernels, their arguments, constants and warps. None of it runs."""
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launch]:
+    """What is launched; none of it runs, and nothing compiled is left behind."""
     from triton.runtime.jit import JITFunction
 
     result: list[Launch] = []
 
     def record(kernel: Any, *values: Any, num_warps: int, **_: Any) -> None:
-        given = list(zip(kernel.params, values, strict=True))
-        arguments = {p.name: value for p, value in given if not p.is_constexpr}
-        constants = {p.name: value for p, value in given if p.is_constexpr}
-        result.append((kernel, arguments, constants, num_warps))
+        arguments = dict(zip(kernel.arg_names, values, strict=True))
+        result.append(Launch(kernel, arguments, num_warps))
 
     monkeypatch.setattr(JITFunction, "run", record)
-    monkeypatch.setattr(dispatch, "_missing", lambda device: None)
-    with topklass.use_backend("kernel"):
-        yield result
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    return result
 
 
 def compiled(launch: Launch, capability: int, aligned: bool = True) -> Any:
+    """The binary for a compute capability; ``aligned``: for pointers to multiples of 16."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    kernel, arguments, constants, warps = launch
-    signature, attributes = dict.fromkeys(kernel.arg_names, "constexpr"), {}
-    for place, parameter in enumerate(kernel.params):
-        value = arguments.get(parameter.name)
+    constants, attributes = {}, {}
+
+    def kind(value: Any, path: tuple[int, ...], parameter: Any) -> Any:
+        """The type of an argument as Triton writes it; notes constants and alignment."""
+        if value is None or parameter.is_constexpr:
+            constants[path] = value
+            return "constexpr"
+        if isinstance(value, tuple):
+            kinds = [kind(v, (*path, i), parameter) for i, v in enumerate(value)]
+            return type(value)(*kinds) if hasattr(value, "_fields") else tuple(kinds)
         if isinstance(value, Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
             if aligned and not parameter.do_not_specialize_on_alignment:
-                attributes[(place,)] = [["tt.divisibility", 16]]
-        elif value is not None:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-            assert isinstance(value, float) or parameter.do_not_specialize, parameter.name
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+                attributes[path] = [["tt.divisibility", 16]]
+            return POINTERS[value.dtype]
+        if isinstance(value, float):
+            return "fp32"
+        assert len(path) == 1, f"{parameter.name}: Triton specialises integers in tuples"
+        assert parameter.do_not_specialize, f"{parameter.name} recompiles for every value"
+        return "i32"
+
+    signature = {
+        p.name: kind(launch.arguments[p.name], (i,), p) for i, p in enumerate(launch.kernel.params)
+    }
+    source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
-    return compile(source, target=target, options={"num_warps": warps})
+    return compile(source, target=target, options={"num_warps": launch.warps})
 
 
 def stack(binary: bytes, folder: Path) -> int:
-    """Bytes of local memory that each thread takes, for registers that it has not."""
+    """Bytes of local memory that each thread takes, for lack of registers."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -91,25 +123,28 @@ def stack(binary: bytes, folder: Path) -> int:
     return int(re.search(r"STACK:(\d+)", report)[1])
 
 
-def scores(rows: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits and labels that have a shape, and no memory."""
-    leaf = torch.empty(rows, n, dtype=dtype, device="meta", requires_grad=True)
-    return leaf, torch.empty(rows, dtype=torch.int64, device="meta")
+def scores(rows: int, n: int, dtype: torch.dtype) -> Tensor:
+    """Logits that have a shape, and no memory."""
+    return torch.empty(rows, n, dtype=dtype, device="meta")
 
 
 def loss(
-    function: Callable[..., Tensor],
+    family: Any,
     k: int,
     rows: int,
     n: int,
     dtype: torch.dtype,
     reduction: str = "mean",
     per_class: str = "",
+    **parameters: Any,
 ) -> None:
     """A loss and its gradient, with "margin", "weight" or both for each class."""
-    options = {name: torch.empty(n, device="meta") for name in per_class.split()}
-    value = function(*scores(rows, n, dtype), k, reduction=reduction, **options)
-    value.backward(torch.empty_like(value))
+    logits, labels = scores(rows, n, dtype), torch.empty(rows, dtype=torch.int64, device="meta")
+    given = {name: torch.empty(n, device="meta") for name in per_class.split()}
+    parameters = Loss(k, given.get("margin", 1.0), **parameters)
+    options = Options(reduction, given.get("weight"))
+    value, saved = family.forward(logits, labels, parameters, options, True)
+    family.backward(torch.empty_like(value), logits, labels, saved, parameters, options)
 
 
 def check(launches: list[Launch], capability: int, folder: Path, most: int = STACK) -> None:
@@ -120,105 +155,137 @@ def check(launches: list[Launch], capability: int, folder: Path, most: int = STA
         assert stack(binary, folder) <= most, launch
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Compile in truth, and leave nothing behind."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+def cases(quick: list[tuple[Any, ...]], thorough: list[tuple[Any, ...]]) -> Callable[..., Any]:
+    """One test for each capability and case; a name of capabilities comes first."""
+    capabilities = {"both": (80, 90), "old": (80,), "new": (90,)}
+    marked = [
+        pytest.param(c, case, marks=marks, id="-".join(map(str, (c, *case))).replace("torch.", ""))
+        for group, marks in ((quick, ()), (thorough, slow))
+        for name, *case in group
+        for c in capabilities[name]
+    ]
+    return pytest.mark.parametrize(("capability", "case"), marked)
 
 
-# Every kernel for both capabilities; large k, which take long, for one of them.
-
-fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
-BOTH, OLD, NEW = (80, 90), (80,), (90,)
-SMOOTH = [
-    (BOTH, 1, 2, 33_000, bf16, "sum", "margin weight"),
-    (BOTH, 5, 256, 100, bf16, "none", "weight"),
-    (BOTH, 5, 64, 1000, fp32, "mean", "margin"),
-    (BOTH, 5, 8, 33_000, fp16),
-    (BOTH, 10, 64, 1001, fp16, "sum"),
-    (NEW, 10, 2, 1_000_000, fp32, "none", "margin"),
-    (OLD, 11, 256, 33, fp32, "mean", "weight"),
-    (NEW, 20, 64, 1000, fp32, "none", "margin weight"),
-    (OLD, 20, 8, 4100, bf16, "sum"),
-    (OLD, 32, 64, 1000, bf16),
-    (NEW, 32, 2, 33_000, fp32),
-    (BOTH, 50, 256, 100, bf16, "mean", "weight"),
-    (NEW, 33, 8, 33_000, fp32, "none", "margin"),
-    (OLD, 1000, 64, 1001, fp16, "sum"),
-]
-NOISED = [
-    (BOTH, 5, 8, 33_000, fp16),
-    (OLD, 1, 256, 100, fp32, "none", "margin weight"),
-    (NEW, 10, 64, 1001, bf16, "sum", "margin"),
-    (NEW, 63, 256, 100, bf16),
-]
-EXACT = [
-    (BOTH, 5, 256, 100, bf16),
-    (OLD, 1, 8, 33_000, fp16, "none", "margin weight"),
-    (NEW, 63, 64, 1000, fp32, "sum", "margin"),
-]
-OPERATORS = [
-    (BOTH, 5, 8, 33_000, bf16),
-    (OLD, 1, 256, 100, fp32),
-    (NEW, 11, 64, 1000, fp16),
-    (OLD, 16, 64, 1000, fp32),
-]
-
-
-def each(cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
-    """A test for each case and each of its capabilities."""
-    flat = [(capability, case) for capabilities, *case in cases for capability in capabilities]
-    names = ["-".join(map(str, ("sm", c, *case))).replace("torch.", "") for c, case in flat]
-    return pytest.mark.parametrize(("capability", "case"), flat, ids=names)
-
-
-@each(SMOOTH)
+@cases(
+    quick=[
+        ("new", 5, 64, 1000, fp32, "mean", "margin"),
+        ("old", 5, 8, 33_000, fp16, "none", "weight"),
+    ],
+    thorough=[
+        ("both", 1, 2, 33_000, bf16, "sum", "margin weight"),
+        ("both", 5, 256, 100, bf16, "none", "weight"),
+        ("both", 10, 64, 1001, fp16, "sum"),
+        ("new", 10, 2, 1_000_000, fp32, "none", "margin"),
+        ("old", 11, 256, 33, fp32, "mean", "weight"),
+        ("new", 20, 64, 1000, fp32, "none", "margin weight"),
+        ("old", 20, 8, 4100, bf16, "sum"),
+        ("old", 32, 64, 1000, bf16),
+        ("new", 32, 2, 33_000, fp32),
+    ],
+)
 def test_smooth_loss(capability, case, launches, tmp_path):
-    loss(TF.smooth_topk_loss, *case)
+    from topklass.kernels.smooth import launch as family
+
+    loss(family, *case)
     check(launches, capability, tmp_path)
 
 
+@cases(
+    quick=[("new", 33, 8, 33_000, fp32, "none", "margin")],
+    thorough=[
+        ("both", 50, 256, 100, bf16, "mean", "weight"),
+        ("old", 1000, 64, 1001, fp16, "sum"),
+    ],
+)
+def test_long_lists(capability, case, launches, tmp_path):
+    from topklass.kernels.long_lists import launch as family
+
+    loss(family, *case)
+    check(launches, capability, tmp_path)
+
+
+@slow
 def test_scores_that_are_not_aligned(launches):
-    loss(TF.smooth_topk_loss, 5, 8, 33_000, fp32)
+    from topklass.kernels.smooth import launch as family
+
+    loss(family, 5, 8, 33_000, fp32)
     for launch in launches:
         assert compiled(launch, 90, aligned=False).asm["cubin"]
 
 
-@each(NOISED)
+@cases(
+    quick=[("new", 5, 8, 33_000, fp16)],
+    thorough=[
+        ("old", 5, 8, 33_000, fp16),
+        ("old", 1, 256, 100, fp32, "none", "margin weight"),
+        ("new", 10, 64, 1001, bf16, "sum", "margin"),
+        ("new", 63, 256, 100, bf16),
+    ],
+)
 def test_noised_loss(capability, case, launches, tmp_path):
-    loss(TF.noised_topk_loss, *case)
+    from topklass.kernels.noised import launch as family
+
+    loss(family, *case)
     check(launches, capability, tmp_path)
 
 
-@each(EXACT)
+@cases(
+    quick=[("new", 5, 256, 100, bf16)],
+    thorough=[
+        ("old", 5, 256, 100, bf16),
+        ("old", 1, 8, 33_000, fp16, "none", "margin weight"),
+        ("old", 33, 64, 1000, fp32),
+        ("new", 63, 64, 1000, fp32, "sum", "margin"),
+    ],
+)
 def test_exact_noised_loss(capability, case, launches, tmp_path):
-    loss(partial(TF.noised_topk_loss, samples=None), *case)
+    from topklass.kernels.expected import launch as family
+
+    loss(family, *case, samples=None)
     check(launches, capability, tmp_path, LONG_STACK if case[0] > 32 else STACK)
 
 
-@each(OPERATORS)
-def test_operators(capability, case, launches, tmp_path):
+@cases(
+    quick=[("new", 5, 8, 33_000, bf16)],
+    thorough=[
+        ("old", 5, 8, 33_000, bf16),
+        ("old", 1, 256, 100, fp32),
+        ("new", 11, 64, 1000, fp16),
+        ("old", 16, 64, 1000, fp32),
+    ],
+)
+def test_polynomials(capability, case, launches, tmp_path):
+    from topklass.kernels.esp.launch import log_esp, topk_marginals
+
     k, *shape = case
-    with torch.no_grad():
-        topklass.log_esp(scores(*shape)[0], k)
-        topklass.topk_marginals(scores(*shape)[0], k)
+    log_esp(scores(*shape), k)
+    topk_marginals(scores(*shape), k)
     check(launches, capability, tmp_path)
 
 
-@pytest.mark.parametrize(("capability", "samples"), [(80, 1), (90, 32)])
+@pytest.mark.parametrize(("capability", "samples"), [(80, 1), pytest.param(90, 32, marks=slow)])
 def test_noised_operator(capability, samples, launches, tmp_path):
-    value = topklass.noised_topk(scores(8, 1000, fp32)[0], 5, samples=samples)
-    value.backward(torch.empty_like(value))
+    from topklass.kernels.noised.launch import noised_topk, noised_topk_gradient
+
+    logits = scores(8, 1000, fp32)
+    value, chosen = noised_topk(logits, 5, 1.0, samples, None)
+    noised_topk_gradient(torch.empty_like(value), logits, chosen)
     check(launches, capability, tmp_path)
 
 
-EXPECTED = [(BOTH, 6, 256, 100, bf16), (OLD, 1, 8, 33_000, fp16), (NEW, 32, 64, 1000, fp32)]
-
-
-@each(EXPECTED)
+@cases(
+    quick=[],
+    thorough=[
+        ("both", 6, 256, 100, bf16),
+        ("old", 1, 8, 33_000, fp16),
+        ("new", 32, 64, 1000, fp32),
+    ],
+)
 def test_expected_operator(capability, case, launches, tmp_path):
+    from topklass.kernels.expected.launch import expected_topk
+
     k, *shape = case
-    topklass.expected_topk(scores(*shape)[0], k).sum().backward()
-    with torch.no_grad():
-        topklass.expected_topk(scores(*shape)[0], k)
+    expected_topk(scores(*shape), k, 1.0, True)
+    expected_topk(scores(*shape), k, 1.0, False)
     check(launches, capability, tmp_path)

@@ -6,17 +6,22 @@ from torch import Tensor
 
 import topklass
 from topklass.functional import smooth_topk_loss
-from topklass.kernels.rows import plan
-from topklass.reference.limits import LARGEST_K_IN_FLOAT32
+from topklass.kernels.smooth.launch import plan
+from topklass.reference.power_sums import LARGEST_K_IN_FLOAT32
+
+
+def slow(*values: object) -> object:
+    """A case of a test that is not run in the quick part."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def split(k: int) -> int:
     """So many classes that a few rows are divided into pieces."""
-    return next(n for n in range(2052, 10**6, 2048) if plan(5, n, k).parts > 1)
+    return next(n for n in range(2052, 10**6, 2048) if plan(5, n, 1, k).parts > 1)
 
 
 SPLIT, SPLIT_K = min((split(k), k) for k in (3, 11, 20))
-each_size = pytest.mark.parametrize(("n", "k"), [(8, 3), (1030, 3), (SPLIT, SPLIT_K)])
+each_size = pytest.mark.parametrize(("n", "k"), [(8, 3), slow(1030, 3), slow(SPLIT, SPLIT_K)])
 
 
 def run(

@@ -1,15 +1,15 @@
 """The noised loss without samples: one kernel for rival, hinge and mean, against the reference."""
 
-from itertools import product
 from math import inf, nan
 
 import pytest
 import torch
+from smooth_cases import slow
 from torch import Tensor
 
 import topklass
 from topklass.functional import noised_topk_loss
-from topklass.kernels import expected, noised
+from topklass.kernels.expected import launch as expected
 
 K, N = 3, 12
 
@@ -47,7 +47,7 @@ TARGET = torch.tensor([0, 3, -100, 11, 4])
 
 @pytest.mark.parametrize(
     ("reduction", "weighted", "per_class"),
-    list(product(["mean", "sum", "none"], [False, True], [False, True])),
+    [("mean", True, False), ("sum", False, True), ("none", True, True)],
 )
 def test_options(reduction, weighted, per_class):
     source = torch.Generator().manual_seed(0)
@@ -65,11 +65,12 @@ def test_options(reduction, weighted, per_class):
     assert gradient[0].any()
 
 
-@pytest.mark.parametrize("k", [1, 6, N - 1])
+@pytest.mark.parametrize("k", [1, slow(6), slow(N - 1)])
 def test_lengths(k):
     check(some_logits(), TARGET, k, epsilon=1.0)
 
 
+@pytest.mark.slow
 def test_programs_take_several_rows(monkeypatch):
     logits, target = torch.randn(7, N), torch.tensor([0, 1, -100, 3, 4, 5, 6])
     whole = value_and_gradient("kernel", logits, target)
@@ -104,6 +105,7 @@ def test_nan_spoils_its_row_only():
     assert gradient[1].nonzero().tolist() == [[3]]
 
 
+@pytest.mark.slow
 def test_nothing_counts():
     """The mean over nothing is NaN, and has no gradient."""
     loss, gradient = value_and_gradient("kernel", torch.randn(2, N), torch.tensor([-100, -100]))
@@ -111,6 +113,7 @@ def test_nothing_counts():
     assert not gradient.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     logits = some_logits().to(dtype)
@@ -121,6 +124,7 @@ def test_half_precision(dtype):
     torch.testing.assert_close(gradient, wide_gradient.to(dtype))
 
 
+@pytest.mark.slow
 def test_images():
     """Labels for each pixel; logits that do not lie in one piece."""
     check(torch.randn(2, N, 3), torch.randint(N, (2, 3)), reduction="none")
@@ -132,7 +136,7 @@ def test_launches(monkeypatch):
     launched, real = [], expected.launch
 
     def launch(kernel, *rest):
-        launched.append((kernel, rest[2][2] if kernel is expected.expected_kernel else None))
+        launched.append((kernel, getattr(rest[-1], "differentiate", None)))
         real(kernel, *rest)
 
     monkeypatch.setattr(expected, "launch", launch)
@@ -144,6 +148,7 @@ def test_launches(monkeypatch):
     assert launched[2:] == [(expected.expected_kernel, False)]
 
 
+@pytest.mark.slow
 def test_second_derivatives_and_batches_of_gradients():
     logits, target = some_logits(3), torch.tensor([0, 1, 2])
     second, batched = [], []
@@ -167,25 +172,7 @@ def test_no_kernel():
     with topklass.use_backend("kernel"):
         with pytest.raises(RuntimeError, match="class probabilities"):
             noised_topk_loss(logits, torch.full((5, N), 1 / N), K, samples=None)
-        with pytest.raises(RuntimeError, match="k = 65"):
+        with pytest.raises(RuntimeError, match="k = 64, only up to 63"):
             noised_topk_loss(torch.randn(1, 70), torch.tensor([0]), 64, samples=None)
         with pytest.raises(ValueError, match="epsilon must be from 1e-30"):
             noised_topk_loss(logits, target, K, 1e-31, samples=None)
-
-
-@pytest.mark.parametrize(("module", "samples"), [(expected, None), (noised, 4)])
-def test_a_compiler_gets_copies(module, samples, monkeypatch):
-    """It may believe that kernels write what they read, and would write it back."""
-    given = (some_logits(), TARGET.clamp(min=0), torch.rand(N), torch.rand(N))
-    launched = []
-    monkeypatch.setattr(
-        module, "launch", lambda kernel, grid, arguments, *_: launched.append(arguments)
-    )
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    logits, target, margin, weight = given
-    with topklass.use_backend("kernel"):
-        noised_topk_loss(logits, target, K, samples=samples, margin=margin, weight=weight)
-    (arguments,) = launched
-    for ours, theirs in zip(arguments, given, strict=False):
-        assert torch.equal(ours, theirs)
-        assert ours.data_ptr() != theirs.data_ptr()

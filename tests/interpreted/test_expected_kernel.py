@@ -4,11 +4,12 @@ from math import inf, nan, sqrt
 
 import pytest
 import torch
+from smooth_cases import slow
 from torch import Tensor
 
 import topklass
 from topklass import expected_topk
-from topklass.kernels import expected
+from topklass.kernels.expected import launch as expected
 
 
 def value_and_gradient(backend: str, scores: Tensor, k: int, epsilon: float = 0.5):
@@ -33,17 +34,20 @@ def check(scores: Tensor, k: int, epsilon: float = 0.5, error: float = 3e-6) -> 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.5, 3.0])
 @pytest.mark.parametrize(
-    ("rows", "n", "k"), [(1, 1, 1), (2, 7, 1), (2, 7, 7), (3, 40, 6), (1, 70, 20)]
+    ("rows", "n", "k"),
+    [(1, 1, 1), (2, 7, 1), *(slow(*case) for case in ((2, 7, 7), (3, 40, 6), (1, 70, 20)))],
 )
 def test_random_scores(rows, n, k, epsilon):
     check(torch.randn(rows, n), k, epsilon)
 
 
+@pytest.mark.slow
 def test_long_segments():
     """Sixteen candidates of either half: sums of their shares take more than one tile."""
     check(torch.randn(1, 150), 2, 3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [expected.LONG, expected.LONG + 1])
 def test_candidates_at_a_time(k):
     """Two of either half, or one: the last ones are as many, fewer, or none."""
@@ -51,12 +55,14 @@ def test_candidates_at_a_time(k):
         check(torch.randn(1, n), k)
 
 
+@pytest.mark.slow
 def test_largest_k():
     check(torch.randn(1, 70), 64)
     with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 65, only up to 64"):
         expected_topk(torch.randn(1, 70), 65)
 
 
+@pytest.mark.slow
 def test_many_classes_few_of_which_matter():
     """More than a block of them; in the last row too few for a segment."""
     scores = 3 * torch.randn(3, 1030)
@@ -65,7 +71,7 @@ def test_many_classes_few_of_which_matter():
     check(scores, 3, 0.05)
 
 
-@pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.parametrize("k", [1, slow(3), slow(9)])
 def test_ties(k):
     check(torch.zeros(1, 20), k)
     scores = torch.zeros(1, 20)
@@ -73,6 +79,7 @@ def test_ties(k):
     check(scores, k)
 
 
+@pytest.mark.slow
 def test_programs_take_several_rows(monkeypatch):
     scores = torch.randn(5, 30)
     scores[1] *= 10
@@ -115,7 +122,7 @@ def test_much_noise():
     check(torch.randn(2, 3), 1, 1e6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [slow(torch.float16), torch.bfloat16])
 def test_half_precision(dtype):
     scores = torch.randn(2, 20).to(dtype)
     wide, wide_gradient = value_and_gradient("kernel", scores.float(), 3)
@@ -125,6 +132,7 @@ def test_half_precision(dtype):
     torch.testing.assert_close(gradient, wide_gradient.to(dtype))
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_in_one_piece():
     check(torch.randn(9, 3).T, 2)
     check(torch.randn(3, 18)[:, ::2], 2)
@@ -139,7 +147,7 @@ def test_value_without_gradient(mode, monkeypatch):
     real = expected.launch
 
     def launch(*arguments):
-        launched.append(arguments[3][2])
+        launched.append(arguments[-1].differentiate)
         real(*arguments)
 
     monkeypatch.setattr(expected, "launch", launch)
@@ -149,6 +157,7 @@ def test_value_without_gradient(mode, monkeypatch):
     assert launched == [False]
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     """Those of the reference."""
     scores = torch.randn(2, 6)
@@ -163,6 +172,7 @@ def test_second_derivatives():
     assert second[0].abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_batches_of_gradients():
     leaf = torch.randn(2, 6).requires_grad_()
     with topklass.use_backend("kernel"):
@@ -172,6 +182,7 @@ def test_batches_of_gradients():
     torch.testing.assert_close(each[0] + each[1], gradient, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_far_tail():
     """Many classes far below still count: 600 of them, five noises down."""
     scores = torch.full((1, 602), -5.0)

@@ -1,4 +1,4 @@
-"""The smooth loss's kernels for long lists, made to serve short ones, too, with their tests."""
+"""The kernels of the smooth loss for long lists."""
 
 from collections.abc import Iterator
 from math import inf
@@ -6,60 +6,39 @@ from math import inf
 import numpy as np
 import pytest
 import torch
-from smooth_cases import check, problem, run
-
-# The same tests, with every list a long one:
-from test_smooth_kernel import (  # noqa: F401
-    assert_hard_rows_within_budget,
-    assert_within_budget,
-    test_any_call,
-    test_shift_invariance,
-)
-from test_smooth_kernel_absence import (  # noqa: F401
-    test_all_targets_ignored,
-    test_ignored_class,
-    test_ignored_targets_whatever_the_outgoing_gradient,
-    test_nan_stays_in_its_row,
-)
-from test_smooth_kernel_contract import (  # noqa: F401
-    test_autocast,
-    test_backward_twice,
-    test_batched_gradients,
-    test_options,
-    test_outgoing_gradients,
-    test_second_derivatives,
-    test_weights_of_zero,
-    test_without_gradient,
-)
+from smooth_cases import check, problem, run, slow
+from test_smooth_kernel import assert_hard_rows_within_budget, assert_within_budget
 
 import topklass
+from topklass.dispatch import KERNELS, Kernel
 from topklass.functional import smooth_topk_loss
-from topklass.kernels import long_lists, smooth
+from topklass.kernels.long_lists import launch as long_lists
 
 
 @pytest.fixture(autouse=True, scope="module")
 def every_list_is_long() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(smooth, "LARGEST_K", 0)
+        patch.setitem(KERNELS, "smooth_topk_loss", (Kernel("long_lists", 1, 1024),))
         yield
 
 
 @pytest.mark.parametrize(
     ("n", "k", "taus"),
     [
-        (2, 1, (1.0, 1e-4)),
-        (100, 5, (100.0, 0.01)),
-        (33, 32, (1.0,)),
-        (34, 33, (1.0, 1e-3)),
-        (100, 50, (100.0, 1.0, 1e-2, 1e-4)),
-        (200, 100, (1.0,)),
-        (700, 600, (0.1,)),
+        (2, 1, (1.0,)),
+        slow(100, 5, (100.0, 0.01)),
+        slow(33, 32, (1.0,)),
+        slow(34, 33, (1.0, 1e-3)),
+        slow(100, 50, (100.0, 1.0, 1e-2, 1e-4)),
+        slow(200, 100, (1.0,)),
+        slow(700, 600, (0.1,)),
     ],
 )
 def test_error_is_at_most_twice_that_of_the_reference(n, k, taus):
     assert_hard_rows_within_budget(n, k, taus)
 
 
+@pytest.mark.slow
 def test_nodes_do_not_mistake_one_count_for_another():
     """The widest counts there are: the variance of equal chances of many classes is nearly k."""
     for k in (1, 33, 64, 65, 300, 1024):
@@ -89,6 +68,7 @@ def test_absent_classes_and_labels():
     check(scores, target, k, reduction="none")
 
 
+@pytest.mark.slow
 def test_scores_far_apart():
     """The search for the tilt goes far, and ends."""
     scores, target = problem(4, 50)
@@ -99,6 +79,7 @@ def test_scores_far_apart():
     check(scores, target, 40, reduction="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "tau"), [(1e18, 1.0), (3e18, 1.0), (1.0, 1e-16), (1e3, 1e-15)])
 def test_many_ties_far_from_zero(height, tau):
     """The tilt lies a few numbers of float64 above the ties."""
@@ -120,6 +101,7 @@ def test_gradients_of_what_is_surely_in_the_list():
     assert not gradient[1, :30].any()
 
 
+@pytest.mark.slow
 def test_programs_take_several_blocks(monkeypatch):
     scores, target = problem(3, 100)
     whole = run(scores, target, 40)
@@ -128,6 +110,7 @@ def test_programs_take_several_blocks(monkeypatch):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_programs_take_several_rows(monkeypatch):
     scores, target = problem(5, 50)
     whole = run(scores, target, 40, reduction="none")
@@ -136,6 +119,7 @@ def test_programs_take_several_rows(monkeypatch):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_lie_in_one_piece():
     scores, target = problem(60, 3)
     check(scores.t(), target[:3], 40)
@@ -143,6 +127,7 @@ def test_rows_that_do_not_lie_in_one_piece():
     check(wide[:, 7:67], target % 60, 40)
 
 
+@pytest.mark.slow
 def test_longest_list():
     scores, target = problem(1, 1100)
     check(scores, target, 1024)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from smooth_cases import SPLIT, SPLIT_K, check, problem, run
+from smooth_cases import SPLIT, SPLIT_K, check, problem, run, slow
 from torch import Tensor
 
 import topklass
@@ -11,9 +11,17 @@ from topklass.functional import smooth_topk_loss
 # Options
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("margin", [0.0, 0.7, "per class", "tensor"])
+@pytest.mark.parametrize(
+    ("reduction", "weighted", "margin"),
+    [
+        ("mean", False, 0.0),
+        ("mean", True, "per class"),
+        ("sum", False, "tensor"),
+        ("sum", True, 0.7),
+        ("none", False, "per class"),
+        ("none", True, 0.7),
+    ],
+)
 def test_options(reduction, weighted, margin):
     scores, target = problem(5, 33)
     target[3] = -100
@@ -45,14 +53,14 @@ def test_weights_of_zero():
     check(scores, target, 2, weight=weight, reduction="none")
 
 
-@pytest.mark.parametrize("tau", [1e-4, 1.0, 100.0])
-def test_temperatures(tau):
-    check(*problem(3, 100), 5, tau)
-    check(*problem(1, SPLIT), SPLIT_K, tau)
+@pytest.mark.parametrize(("n", "k"), [(100, 5), slow(SPLIT, SPLIT_K)])
+@pytest.mark.parametrize("tau", [1e-4, 100.0])
+def test_temperatures(tau, n, k):
+    check(*problem(2, n), k, tau)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "k"), [(7, 1), (100, 5), (1030, 11), (70, 40)])
+@pytest.mark.parametrize(("n", "k"), [(7, 1), slow(100, 5), slow(1030, 11), slow(70, 40)])
 def test_half_precision_is_computed_in_float32(dtype, n, k):
     """The same numbers as for the logits in float32, rounded once."""
     scores, target = problem(2, n, dtype)
@@ -103,13 +111,20 @@ def layouts(rows: int, n: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("layout", layouts(1, 6))
-@pytest.mark.parametrize(("rows", "n"), [(3, 100), (2, 1031)])
+@pytest.mark.parametrize(("rows", "n"), [(3, 40), slow(2, 1031)])
 def test_layouts_of_the_logits(layout, rows, n):
     check(layouts(rows, n)[layout], torch.randint(n, (rows,)))
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-@pytest.mark.parametrize("layout", ["strided", "expanded", "column", "misaligned"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        ("strided", torch.int32),
+        ("expanded", torch.int64),
+        ("column", torch.uint8),
+        ("misaligned", torch.int64),
+    ],
+)
 def test_layouts_of_the_target(layout, dtype):
     labels = torch.randint(33, (10,), dtype=dtype)
     target = {
@@ -121,8 +136,8 @@ def test_layouts_of_the_target(layout, dtype):
     check(problem(5, 33)[0], target[layout], reduction="none")
 
 
-@pytest.mark.parametrize("shape", [(7,), (2, 7), (2, 7, 3), (2, 7, 3, 2)])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("shape", [(7,), (2, 7, 3), (2, 7, 3, 2)])
+@pytest.mark.parametrize("reduction", [slow("mean"), "none"])
 def test_shapes_of_the_input(shape, reduction):
     input = torch.randn(shape)
     expected = shape[:1] * (len(shape) > 1) + shape[2:]
@@ -155,8 +170,10 @@ def derivatives(backend: str, reduction: str, dtype: torch.dtype = torch.float32
     return [loss, gradient, *second]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("reduction", "dtype"),
+    [("mean", torch.float32), ("none", torch.float32), slow("sum", torch.bfloat16)],
+)
 def test_second_derivatives(reduction, dtype):
     results = (derivatives(backend, reduction, dtype) for backend in ("kernel", "reference"))
     for ours, expected in zip(*results, strict=True):
@@ -210,11 +227,11 @@ def test_module():
 def test_kernels_compute_only_where_they_are_demanded(monkeypatch):
     calls = []
 
-    def recorded(scores: Tensor, *_: object) -> Tensor:
+    def recorded(scores: Tensor, *_: object) -> tuple[Tensor, tuple[()]]:
         calls.append(scores)
-        return scores.sum()
+        return scores.sum(), ()
 
-    monkeypatch.setattr("topklass.kernels.smooth.smooth_loss", recorded)
+    monkeypatch.setattr("topklass.kernels.smooth.forward", recorded)
     scores, target = problem(2, 9)
     for backend, expected in (("auto", 0), ("reference", 0), ("kernel", 1)):
         with topklass.use_backend(backend):
@@ -230,6 +247,6 @@ def test_torch_func_is_refused_and_otherwise_served():
         return smooth_topk_loss(x, target, 3)
 
     for transformed in (torch.func.grad(loss), torch.func.hessian(loss)):
-        with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="vmap"):
+        with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="transformed"):
             transformed(scores)
     torch.testing.assert_close(torch.func.grad(loss)(scores), run(scores, target, 3)[1])

@@ -1,5 +1,7 @@
 """Kernels serve the top-k cross-entropy, of one length and of several."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ def run(backend: str, logits: Tensor, target: Tensor, k, **options) -> tuple[Ten
 
 
 @every_k
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(
+    ("reduction", "weighted"), [("mean", False), ("sum", True), ("none", True)]
+)
 def test_kernel_is_reference(k, reduction, weighted):
     logits, target = 3 * torch.randn(5, 33), torch.tensor([0, 7, -100, 32, 2])
     logits[3, 5:30] = -torch.inf
@@ -29,6 +32,7 @@ def test_kernel_is_reference(k, reduction, weighted):
     torch.testing.assert_close(actual, run("reference", logits, target, k, **options))
 
 
+@pytest.mark.slow
 @every_k
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(k, dtype):
@@ -52,12 +56,12 @@ def test_other_shapes(k):
 def test_each_length_by_a_kernel(k, served, monkeypatch):
     lengths = []
 
-    def recorded(scores: Tensor, k: int, tau: float, margin: float, options: object) -> Tensor:
-        lengths.append(k)
-        assert (tau, margin) == (1 / k, 0.0)
-        return scores.sum(1)
+    def recorded(scores: Tensor, labels: Tensor, loss: Any, *_: object) -> tuple[Tensor, tuple[()]]:
+        lengths.append(loss.k)
+        assert (loss.tau, loss.margin) == (1 / loss.k, 0.0)
+        return scores.sum(1), ()
 
-    monkeypatch.setattr("topklass.kernels.smooth.smooth_loss", recorded)
+    monkeypatch.setattr("topklass.kernels.smooth.forward", recorded)
     with topklass.use_backend("kernel"):
         topk_cross_entropy(torch.randn(4, 9), torch.arange(4), k, reduction="none")
     assert lengths == served
@@ -93,4 +97,4 @@ def test_what_kernels_refuse():
     ):
         topk_cross_entropy(logits, target, mixture)
     with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="label smoothing"):
-        topk_cross_entropy(logits, target, {1: 1.0, 4: 1.0}, label_smoothing=0.1)
+        topk_cross_entropy(logits, target, 4, label_smoothing=0.1)

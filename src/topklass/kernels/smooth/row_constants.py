@@ -3,35 +3,61 @@ r"""Second kernel: from the states of rows to their losses and the constants of 
 Newton's identities give the tail's polynomial Q(X); multiplied by ``v_i + X`` for every head i it
 is S(X). A tile has one column for each head, in which that head is left out: all terms of these
 products are positive, and one factor more gives S. The last program to finish adds up the losses
-of all, in a fixed order.
+of all programs, in a fixed order.
 
-The constants of a row take the place of its (first) state: slopes of the heads, their classes,
-coefficients of the tail, threshold, slope of the label.
+The constants of a row replace its (first) state: slopes of the heads, their classes, coefficients
+of the tail, threshold, slope of the label.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from topklass.kernels.row_state import as_score, no_heads, read_rows, take_heads
+from topklass.kernels.smooth.row_state import Shape, as_score, no_heads, read_rows, take_heads
 
 LARGEST_K_UNROLLED = tl.constexpr(20)
 
 
+class Numbers(NamedTuple):
+    """The parameters of a smooth loss; those in float64 as sums of two numbers of float32."""
+
+    tau: Any
+    tau_rest: Any
+    margin: Any
+    margin_rest: Any
+    rate: Any
+    """log2(e) / (k·tau)."""
+
+
+class Loss(NamedTuple):
+    """The same inside a kernel."""
+
+    tau: Any
+    alpha: Any
+    """The margin of all classes."""
+    ignore_index: Any
+
+
+class Outputs(NamedTuple):
+    """What kernels write besides gradients."""
+
+    buffer: Any
+    """The total weight, what is kept of rows, and two sums for each program."""
+    counter: Any
+    """0 before and after."""
+    result: Any
+    """(R), or one number."""
+
+
 @triton.jit
-def merge_parts(
-    states,
-    row,
-    inside,
-    parts,
-    temperature,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+def merge_parts(states, row, inside, parts, temperature, TILE: tl.constexpr):
     """Merge the states of a row's pieces into the first."""
+    K: tl.constexpr = TILE.k
+    SLOTS: tl.constexpr = TILE.slots
+    ROWS: tl.constexpr = TILE.rows
     SIZE: tl.constexpr = 3 * K + 2
-    entry = tl.arange(0, PARTS * SLOTS)[None, :]
+    entry = tl.arange(0, TILE.parts * SLOTS)[None, :]
     part = entry // SLOTS
     slot = entry % SLOTS
     there = inside[:, None] & (part < parts) & (slot < K)
@@ -41,8 +67,8 @@ def merge_parts(
     keys, places = no_heads(ROWS, K, SLOTS)
     x, keys, places, threshold = take_heads(x, classes, keys, places)
 
-    # The sums of the pieces seen from the row's threshold, (R, PARTS, SLOTS).
-    part = tl.arange(0, PARTS)[None, :]
+    # The sums of the pieces seen from the row's threshold, (R, parts, slots).
+    part = tl.arange(0, TILE.parts)[None, :]
     there = inside[:, None] & (part < parts)
     state = states + (row[:, None] * parts + part) * SIZE
     base = tl.load(state + 3 * K, there, float("-inf"))
@@ -146,12 +172,13 @@ def without_each_head(q, inverted, there, K: tl.constexpr):
 
 
 @triton.jit
-def polynomials(constants, inside, temperature, K: tl.constexpr, SLOTS: tl.constexpr):
-    """Threshold (R), inverted heads, products without each head, and with all, (R, SLOTS) each.
+def polynomials(constants, inside, temperature, TILE: tl.constexpr):
+    """Threshold (R), inverted heads, products without each head, and with all, (R, slots) each.
 
     The inverted heads take the place of the heads in memory, where all columns can read them.
     """
-    slots = tl.arange(0, SLOTS)[None, :]
+    K: tl.constexpr = TILE.k
+    slots = tl.arange(0, TILE.slots)[None, :]
     kept = inside[:, None] & (slots < K)
     threshold = tl.load(constants + 3 * K, inside, 0.0)
     heads = tl.load(constants[:, None] + slots, kept, 0.0)
@@ -181,16 +208,16 @@ def scaled(value, slope):
 
 
 @triton.jit
-def add_up(partials, counter, total, result, value, weight, MEAN: tl.constexpr):
+def add_up(outputs, partials, value, weight, TILE: tl.constexpr):
     """Leave this program's two sums; the last program to come adds up those of all.
 
-    The counter is 0 before and after.
+    The total weight goes to the beginning of the buffer.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(partials + 2 * program, value)
     tl.store(partials + 2 * program + 1, weight)
     tl.debug_barrier()
-    if tl.atomic_add(counter, 1.0) == programs - 1:
+    if tl.atomic_add(outputs.counter, 1.0) == programs - 1:
         chunk = tl.arange(0, 256)
         values = tl.zeros((256,), tl.float64)
         weights = tl.zeros((256,), tl.float64)
@@ -201,35 +228,25 @@ def add_up(partials, counter, total, result, value, weight, MEAN: tl.constexpr):
             weights += tl.load(at + 1, there, 0.0, cache_modifier=".cg")
         weight = tl.sum(weights, 0)
         value = tl.sum(values, 0)
-        tl.store(total, weight)
-        tl.store(result, value / weight if MEAN else value)
-        tl.store(counter, 0.0)
+        tl.store(outputs.buffer, weight)
+        tl.store(outputs.result, value / weight if TILE.reduction == "mean" else value)
+        tl.store(outputs.counter, 0.0)
 
 
 @triton.jit
-def of_labels(
-    line,
-    labels,
-    margins,
-    weights,
-    row,
-    inside,
-    columns,
-    alpha,
-    ignore_index,
-    HAS_MARGINS: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr,
-):
+def of_labels(problem, line, row, inside, columns, loss):
     """Whether labels of rows count, their scores (NaN if they are no classes), margins, weights."""
-    label = tl.load(labels + row, inside, 0)
-    counted = inside & (label != ignore_index)
+    label = tl.load(problem.labels + row, inside, 0)
+    counted = inside & (label != loss.ignore_index)
     legal = counted & (label >= 0) & (label < columns)
     score = tl.load(line + label, legal, float("nan")).to(tl.float64)
-    if HAS_MARGINS:
-        alpha = alpha + tl.load(margins + label, legal, 0.0).to(tl.float64)
+    alpha = loss.alpha
+    if problem.margins is not None:
+        alpha = alpha + tl.load(problem.margins + label, legal, 0.0).to(tl.float64)
     weight = tl.where(counted, 1.0, 0.0).to(tl.float64)
-    if HAS_WEIGHTS:
-        weight = tl.where(counted, tl.load(weights + label, legal, 0.0).to(tl.float64), 0.0)
+    if problem.weights is not None:
+        given = tl.load(problem.weights + label, legal, 0.0).to(tl.float64)
+        weight = tl.where(counted, given, 0.0)
     return counted, score, alpha, weight
 
 
@@ -242,54 +259,23 @@ def loss_and_slope(gap, tau, k, counted, weight):
 
 
 @triton.jit
-def finish_rows(
-    scores,
-    labels,
-    margins,
-    weights,
-    states,
-    row,
-    inside,
-    columns,
-    stride,
-    parts,
-    tau,
-    alpha,
-    ignore_index,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    HAS_MARGINS: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def finish_rows(problem, shape, states, row, inside, loss, TILE: tl.constexpr):
     """Losses and weights of rows (R); replaces their states by the constants of the gradient."""
-    counted, of_label, alpha, weight = of_labels(
-        scores + row * stride,
-        labels,
-        margins,
-        weights,
-        row,
-        inside,
-        columns,
-        alpha,
-        ignore_index,
-        HAS_MARGINS,
-        HAS_WEIGHTS,
-    )
-    if PARTS > 1:
-        merge_parts(states, row, inside, parts, K * tau, K, SLOTS, ROWS, PARTS)
-    constants = states + row * parts * (3 * K + 2)
-    slots = tl.arange(0, SLOTS)[None, :]
-    kept = inside[:, None] & (slots < K)
-    threshold, inverted, product, whole = polynomials(constants, inside, K * tau, K, SLOTS)
+    K: tl.constexpr = TILE.k
+    line = problem.scores + row * shape.stride
+    counted, of_label, alpha, weight = of_labels(problem, line, row, inside, shape.columns, loss)
+    if TILE.parts > 1:
+        merge_parts(states, row, inside, shape.parts, K * loss.tau, TILE)
+    constants = states + row * shape.parts * (3 * K + 2)
+    slots = tl.arange(0, TILE.slots)[None, :]
+    threshold, inverted, product, whole = polynomials(constants, inside, K * loss.tau, TILE)
     upper = tl.sum(tl.where(slots == 0, whole[K], 0.0), 1)
     lower = tl.sum(tl.where(slots == 0, whole[K - 1], 0.0), 1)
 
-    gap = (threshold - of_label) / K + tau * tl.log(upper / lower) + alpha
-    loss, slope = loss_and_slope(gap, tau, K, counted, weight)
+    gap = (threshold - of_label) / K + loss.tau * tl.log(upper / lower) + alpha
+    value, slope = loss_and_slope(gap, loss.tau, K, counted, weight)
 
-    up, low, slopes = (1 / upper)[:, None], (1 / lower)[:, None], slope[:, None]
+    up, low = (1 / upper)[:, None], (1 / lower)[:, None]
     of_heads = inverted * (product[K - 1] * low - product[K] * up)
     of_tail = of_heads
     for j in tl.static_range(1, K + 1):
@@ -298,106 +284,51 @@ def finish_rows(
             c = c - whole[K - 1 - j] * low
         of_tail = tl.where(slots == j - 1, c if j % 2 == 1 else -c, of_tail)
     tl.debug_barrier()
-    tl.store(constants[:, None] + slots, scaled(of_heads, slopes), kept)
-    tl.store(constants[:, None] + 2 * K + slots, scaled(of_tail, slopes), kept)
+    kept = inside[:, None] & (slots < K)
+    tl.store(constants[:, None] + slots, scaled(of_heads, slope[:, None]), kept)
+    tl.store(constants[:, None] + 2 * K + slots, scaled(of_tail, slope[:, None]), kept)
     tl.store(constants + 3 * K + 1, -slope, inside)
-    return loss, weight
+    return value, weight
 
 
-@triton.jit(
-    do_not_specialize=("rows", "columns", "stride", "parts", "ignore_index"),
-    do_not_specialize_on_alignment=("labels", "margins", "weights"),
-)
+@triton.jit(do_not_specialize=("rows", "columns", "stride", "parts", "ignore_index"))
 def smooth_loss_kernel(
-    scores,
-    labels,
-    margins,
-    weights,
-    buffer,
-    counter,
-    result,
+    problem,
+    outputs,
+    numbers,
     rows,
     columns,
     stride,
     parts,
-    tau,
-    tau_rest,
-    margin,
-    margin_rest,
-    rate,
     ignore_index,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    HAS_MARGINS: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr,
-    REDUCTION: tl.constexpr,
-    READS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Losses of rows, reduced, and the constants of their gradients.
 
-    A program takes every ``programs``-th tile of ROWS rows. READS: it also does the first kernel's
-    work. The buffer holds the total weight, the states of rows, and two sums for each program.
+    A program takes every ``programs``-th tile of rows.
     """
-    tau = tl.cast(tau, tl.float64) + tau_rest
-    alpha = tl.cast(margin, tl.float64) + margin_rest
-    states = buffer + 1
+    ROWS: tl.constexpr = TILE.rows
+    SIZE: tl.constexpr = 3 * TILE.k + 2
+    tau = tl.cast(numbers.tau, tl.float64) + numbers.tau_rest
+    alpha = tl.cast(numbers.margin, tl.float64) + numbers.margin_rest
+    loss = Loss(tau, alpha, ignore_index)
+    shape = Shape(columns, stride, parts)
+    states = outputs.buffer + 1
     all_losses = tl.zeros((ROWS,), tl.float64)
     all_weights = tl.zeros((ROWS,), tl.float64)
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
         inside = row < rows
-        if READS:
-            read_rows(
-                scores,
-                labels,
-                states + row * (3 * K + 2),
-                row,
-                inside,
-                0,
-                columns,
-                stride,
-                rate,
-                K,
-                SLOTS,
-                True,
-                PRECISION,
-                ALIGNED,
-                ROWS,
-                BLOCK,
-            )
+        if TILE.reads:
+            state = states + row * SIZE
+            read_rows(problem, shape, state, row, inside, (0, columns), numbers.rate, TILE)
             tl.debug_barrier()
-        loss, weight = finish_rows(
-            scores,
-            labels,
-            margins,
-            weights,
-            states,
-            row,
-            inside,
-            columns,
-            stride,
-            parts,
-            tau,
-            alpha,
-            ignore_index,
-            K,
-            SLOTS,
-            PARTS,
-            HAS_MARGINS,
-            HAS_WEIGHTS,
-            ROWS,
-        )
-        if REDUCTION == "none":
-            tl.store(result + row, loss, inside)
-        all_losses += loss
+        value, weight = finish_rows(problem, shape, states, row, inside, loss, TILE)
+        if TILE.reduction == "none":
+            tl.store(outputs.result + row, value, inside)
+        all_losses += value
         all_weights += weight
-    if REDUCTION != "none":
-        partials = states + tl.cast(rows, tl.int64) * parts * (3 * K + 2)
-        loss = tl.sum(all_losses, 0)
-        weight = tl.sum(all_weights, 0)
-        add_up(partials, counter, buffer, result, loss, weight, REDUCTION == "mean")
+    if TILE.reduction != "none":
+        partials = states + tl.cast(rows, tl.int64) * parts * SIZE
+        value, weight = tl.sum(all_losses, 0), tl.sum(all_weights, 0)
+        add_up(outputs, partials, value, weight, TILE)

@@ -3,27 +3,19 @@
 import triton
 import triton.language as tl
 
-from topklass.kernels.row_constants import load_sums, merge_parts, newton, polynomials
-from topklass.kernels.row_state import LOWEST
+from topklass.kernels.smooth.row_constants import load_sums, merge_parts, newton, polynomials
+from topklass.kernels.smooth.row_state import LOWEST
 
 
 @triton.jit
-def whole_rows(
-    buffer,
-    rows,
-    parts,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def whole_rows(buffer, rows, parts, TILE: tl.constexpr):
     """This program's rows (R), whether they exist, and where their states are, pieces merged."""
     states = buffer + 1
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)
     inside = row < rows
-    if PARTS > 1:
-        merge_parts(states, row, inside, parts, 1.0, K, SLOTS, ROWS, PARTS)
-    return row, inside, states + row * parts * (3 * K + 2)
+    if TILE.parts > 1:
+        merge_parts(states, row, inside, parts, 1.0, TILE)
+    return row, inside, states + row * parts * (3 * TILE.k + 2)
 
 
 @triton.jit
@@ -36,18 +28,12 @@ def log_add(a, b):
 
 
 @triton.jit(do_not_specialize=("rows", "parts"))
-def log_esp_kernel(
-    buffer,
-    result,
-    rows,
-    parts,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Log σ_0 … log σ_K of ROWS rows: the heads join in log space, where nothing underflows."""
-    row, inside, state = whole_rows(buffer, rows, parts, K, SLOTS, PARTS, ROWS)
+def log_esp_kernel(buffer, result, rows, parts, TILE: tl.constexpr):
+    """Log σ_0 … log σ_k of rows: the heads join in log space, where nothing underflows."""
+    K: tl.constexpr = TILE.k
+    ROWS: tl.constexpr = TILE.rows
+    SLOTS: tl.constexpr = TILE.slots
+    row, inside, state = whole_rows(buffer, rows, parts, TILE)
     q = newton(load_sums(state, inside, K), K)
     log_s = ()
     for j in tl.static_range(K + 1):
@@ -79,20 +65,14 @@ def log_esp_kernel(
 
 
 @triton.jit(do_not_specialize=("rows", "parts"))
-def marginal_constants_kernel(
-    buffer,
-    rows,
-    parts,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Replace states by the constants of ``π_i = u_i Σ_m (−u_i)^m S_{K−1−m} / S_K``."""
-    _, inside, constants = whole_rows(buffer, rows, parts, K, SLOTS, PARTS, ROWS)
-    slots = tl.arange(0, SLOTS)[None, :]
+def marginal_constants_kernel(buffer, rows, parts, TILE: tl.constexpr):
+    """Replace states by the constants of ``π_i = u_i Σ_m (−u_i)^m S_{k−1−m} / S_k``."""
+    K: tl.constexpr = TILE.k
+    ROWS: tl.constexpr = TILE.rows
+    _, inside, constants = whole_rows(buffer, rows, parts, TILE)
+    slots = tl.arange(0, TILE.slots)[None, :]
     kept = inside[:, None] & (slots < K)
-    _, _, product, whole = polynomials(constants, inside, 1.0, K, SLOTS)
+    _, _, product, whole = polynomials(constants, inside, 1.0, TILE)
     over = 1 / whole[K]
     of_tail = over
     for j in tl.static_range(1, K + 1):

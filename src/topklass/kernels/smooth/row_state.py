@@ -3,11 +3,14 @@ r"""First kernel: one read of the scores, O(k) numbers kept for each row.
 The state of a row, or of one of several pieces of it, is what ``reference/power_sums.py`` calls
 heads and power sums: the k largest scores with their classes, the threshold t (the smallest of
 them), and ``p_j = Σ_tail exp(j (s − t) / temperature)``. A row is read tile by tile. Scores above
-the threshold so far change places with the smallest head, which thereby joins the tail; a risen
-threshold rescales the sums. States of several pieces merge in the same way.
+the current threshold change places with the smallest head, which thereby joins the tail; when the
+threshold rises, the sums are rescaled. States of several pieces are merged in the same way.
 
-A state is ``3k + 2`` numbers of float64: heads, their classes, sums, threshold, and room for one.
+A state is ``3k + 2`` numbers of float64: heads, their classes, sums, threshold, and one unused.
 """
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -17,6 +20,50 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 """A finite stand-in for −inf as the threshold, as in the reference."""
 ABSENT = tl.constexpr(-2139095041)
 """−inf as an ordered integer."""
+
+
+class Problem(NamedTuple):
+    """What kernels read: tensors on the host, pointers in a kernel; None for what is absent."""
+
+    scores: Any
+    """(R, n), contiguous rows."""
+    labels: Any = None
+    """(R), int64."""
+    margins: Any = None
+    """(n), float32."""
+    weights: Any = None
+    """(n), float32."""
+
+
+class Shape(NamedTuple):
+    """The layout of the rows that a kernel reads."""
+
+    columns: Any
+    stride: Any
+    """Between the beginnings of two rows."""
+    parts: Any = 1
+    """Pieces of a row, each of which has a state."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a kernel is compiled for; fields without meaning for it keep their defaults."""
+
+    k: int
+    slots: int
+    """Room for the heads, a power of two."""
+    rows: int
+    block: int = 1
+    """Columns."""
+    precision: int = 0
+    """Of the tail and its powers, see :func:`relative`."""
+    aligned: int = 1
+    """What divides the stride and the length of rows."""
+    parts: int = 1
+    """Room for the pieces of a row, a power of two."""
+    reads: bool = False
+    """Whether the second kernel also does the work of the first."""
+    reduction: str = "none"
 
 
 @triton.jit
@@ -73,12 +120,14 @@ def take_heads(x, classes, heads, places):
 
 
 @triton.jit
-def row_heads(line, columns, K: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys and places of the K largest scores of a row, and whether some score is not a number."""
+def row_heads(line, columns, TILE: tl.constexpr):
+    """Keys and places of the k largest scores of a row, and whether some score is not a number."""
+    K: tl.constexpr = TILE.k
+    SLOTS: tl.constexpr = TILE.slots
     heads, places = no_heads(1, K, SLOTS)
     spoilt = 0
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)[None, :]
+    for begin in range(0, columns, TILE.block):
+        column = begin + tl.arange(0, TILE.block)[None, :]
         x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
         spoilt = tl.maximum(spoilt, tl.max(tl.max((x != x).to(tl.int32), 1), 0))
         x, heads, places, _ = take_heads(x, column, heads, places)
@@ -123,33 +172,23 @@ def rescaled(sums, factor, K: tl.constexpr):
 
 
 @triton.jit
-def read_rows(
-    scores,
-    labels,
-    state,
-    row,
-    inside,
-    start,
-    end,
-    stride,
-    rate,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    HAS_LABEL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Leave at ``state`` (R) the states of columns ``start`` to ``end`` of rows (R).
+def read_rows(problem, shape, state, row, inside, columns, rate, TILE: tl.constexpr):
+    """Leave at ``state`` (R) the states of rows (R), from the first of two columns to the second.
 
-    ``start`` is a multiple of BLOCK; ``stride`` and ``end`` are multiples of ALIGNED.
+    The first column is a multiple of the block; the second, and the stride, of what is aligned.
     """
+    K: tl.constexpr = TILE.k
+    SLOTS: tl.constexpr = TILE.slots
+    ROWS: tl.constexpr = TILE.rows
+    BLOCK: tl.constexpr = TILE.block
+    PRECISION: tl.constexpr = TILE.precision
+    ALIGNED: tl.constexpr = TILE.aligned
     rate = tl.cast(rate, tl.float32)
-    line = scores + row[:, None] * tl.cast(multiple(stride, ALIGNED), tl.int64)
-    start, end = multiple(start, BLOCK), multiple(end, ALIGNED)
-    if HAS_LABEL:
-        label = tl.load(labels + row, inside, -1)
+    stride = multiple(shape.stride, ALIGNED)
+    line = problem.scores + row[:, None] * tl.cast(stride, tl.int64)
+    start, end = multiple(columns[0], BLOCK), multiple(columns[1], ALIGNED)
+    if problem.labels is not None:
+        label = tl.load(problem.labels + row, inside, -1)
     heads, places = no_heads(ROWS, K, SLOTS)
     base = tl.full((ROWS,), LOWEST, tl.float32)
     sums = ()
@@ -159,70 +198,45 @@ def read_rows(
         column = begin + tl.arange(0, BLOCK)[None, :]
         present = inside[:, None] & (column < end)
         x = tl.load(line + column, present, float("-inf")).to(tl.float32)
-        if HAS_LABEL:
+        if problem.labels is not None:
             x = tl.where(column == label[:, None], float("-inf"), x)
         classes = tl.broadcast_to(column, (ROWS, BLOCK))
         x, heads, places, threshold = take_heads(x, classes, heads, places)
-        sums = rescaled(sums, relative(base, threshold, rate, PRECISION).to(tl.float64), K)
+        factor = relative(base, threshold, rate, PRECISION)
+        sums = rescaled(sums, factor.to(tl.float64), K)
         base = threshold
         sums = add_powers(sums, relative(x, base[:, None], rate, PRECISION), K)
+    store_state(state, inside, (as_score(heads), places, sums, base), TILE)
 
+
+@triton.jit
+def store_state(state, inside, values, TILE: tl.constexpr):
+    """Write heads, their classes, sums and threshold."""
+    K: tl.constexpr = TILE.k
+    SLOTS: tl.constexpr = TILE.slots
+    ROWS: tl.constexpr = TILE.rows
+    heads, places, sums, threshold = values
     slots = tl.arange(0, SLOTS)[None, :]
     kept = inside[:, None] & (slots < K)
-    tl.store(state[:, None] + slots, as_score(heads), kept)
+    tl.store(state[:, None] + slots, heads, kept)
     tl.store(state[:, None] + K + slots, places, kept)
     all_sums = tl.zeros((ROWS, SLOTS), tl.float64)
     for j in tl.static_range(K):
         all_sums = tl.where(slots == j, sums[j][:, None], all_sums)
     tl.store(state[:, None] + 2 * K + slots, all_sums, kept)
-    tl.store(state + 3 * K, base, inside)
+    tl.store(state + 3 * K, threshold, inside)
 
 
-@triton.jit(
-    do_not_specialize=("rows", "columns", "stride", "piece"),
-    do_not_specialize_on_alignment=("labels",),
-)
-def row_state_kernel(
-    scores,
-    labels,
-    buffer,
-    rows,
-    columns,
-    stride,
-    piece,
-    rate,
-    K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    HAS_LABEL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """States of columns ``piece·i`` to ``piece·(i + 1)`` of ROWS rows, from buffer[1] on.
+@triton.jit(do_not_specialize=("rows", "columns", "stride", "piece"))
+def row_state_kernel(problem, buffer, rows, columns, stride, piece, rate, TILE: tl.constexpr):
+    """States of columns ``piece·i`` to ``piece·(i + 1)`` of a tile of rows, from buffer[1] on.
 
     ``rate`` is log2(e) / temperature.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)
     part, parts = tl.program_id(1), tl.num_programs(1)
     start = part * piece
     end = tl.minimum(start + piece, columns)
-    state = buffer + 1 + (row * parts + part) * (3 * K + 2)
-    read_rows(
-        scores,
-        labels,
-        state,
-        row,
-        row < rows,
-        start,
-        end,
-        stride,
-        rate,
-        K,
-        SLOTS,
-        HAS_LABEL,
-        PRECISION,
-        ALIGNED,
-        ROWS,
-        BLOCK,
-    )
+    state = buffer + 1 + (row * parts + part) * (3 * TILE.k + 2)
+    shape = Shape(columns, stride, parts)
+    read_rows(problem, shape, state, row, row < rows, (start, end), rate, TILE)

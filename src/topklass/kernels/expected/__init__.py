@@ -1,0 +1,11 @@
+"""The expected k-th largest score under noise, and the loss above it."""
+
+from topklass.kernels.expected.launch import (
+    backward,
+    expected_topk,
+    expected_topk_traced,
+    forward,
+    traced,
+)
+
+__all__ = ["backward", "expected_topk", "expected_topk_traced", "forward", "traced"]

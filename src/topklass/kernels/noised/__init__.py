@@ -1,0 +1,19 @@
+"""The noised top-k and its loss, from samples."""
+
+from topklass.kernels.noised.launch import (
+    backward,
+    forward,
+    noised_topk,
+    noised_topk_gradient,
+    noised_topk_traced,
+    traced,
+)
+
+__all__ = [
+    "backward",
+    "forward",
+    "noised_topk",
+    "noised_topk_gradient",
+    "noised_topk_traced",
+    "traced",
+]
