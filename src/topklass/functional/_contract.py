@@ -95,6 +95,8 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Op
         options = options._replace(weight=options.weight.float().contiguous())
     if torch.compiler.is_compiling():
         return kernel.traced(scores, labels, loss, options)  # type: ignore[no-any-return]
+    if not (torch.is_grad_enabled() and scores.requires_grad):
+        return kernel.forward(scores, labels, loss, options, False)[0]  # type: ignore[no-any-return]
     result: Tensor = _KernelLoss.apply(scores, labels, kernel, loss, options)
     return result
 
@@ -121,9 +123,10 @@ class _KernelLoss(torch.autograd.Function):
         if not needs_plain_backward(grad):
             result = kernel.backward(grad, scores, labels, saved, loss, options)
         elif loss.is_random:
-            ones = torch.ones_like(grad) if grad.dim() else grad.new_ones(())
+            rows = len(scores) if options.reduction == "none" else ()
+            ones = scores.new_ones(rows, dtype=torch.float32)
             whole = kernel.backward(ones, scores, labels, saved, loss, options)
-            each = grad.unsqueeze(-1) if grad.dim() else grad
+            each = grad.unsqueeze(-1) if options.reduction == "none" else grad
             result = first_order_only(whole * each.to(whole.dtype), scores)
         else:
 

@@ -59,7 +59,9 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
     if kernel is None:
         result = _reference(rows, k, epsilon)
     else:
-        result = _KernelExpectedTopK.apply(rows, kernel, k, epsilon)
+        # The kernel computes a gradient only if it is asked for.
+        wanted = rows if torch.is_grad_enabled() else rows.detach()
+        result = _KernelExpectedTopK.apply(wanted, kernel, k, epsilon)
     return result.reshape(last.shape[:-1]).to(scores.dtype)
 
 

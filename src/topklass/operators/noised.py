@@ -104,6 +104,7 @@ class _KernelNoisedTopK(torch.autograd.Function):
     ) -> Tensor:
         value, chosen = kernel.noised_topk(scores, k, epsilon, samples, generator)
         ctx.save_for_backward(scores, chosen)
+        ctx.kernel = kernel
         result: Tensor = value
         return result
 
@@ -111,9 +112,10 @@ class _KernelNoisedTopK(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = gradients
         scores, chosen = ctx.saved_tensors
-        share = (grad / chosen.shape[1]).unsqueeze(1).expand(chosen.shape)
-        counts = torch.zeros_like(scores, dtype=grad.dtype).scatter_add(1, chosen.long(), share)
-        result = counts.to(scores.dtype)
         if needs_plain_backward(grad):
-            result = noised.first_order_only(result, scores)
+            ones = scores.new_ones(len(scores), dtype=torch.float32)
+            whole = ctx.kernel.noised_topk_gradient(ones, scores, chosen)
+            result = noised.first_order_only(whole * grad.unsqueeze(-1).to(whole.dtype), scores)
+        else:
+            result = ctx.kernel.noised_topk_gradient(grad, scores, chosen)
         return result, None, None, None, None, None
