@@ -13,7 +13,7 @@ from image_folders import write_folder
 from test_cli import npz, run, settings  # noqa: F401 a fixture
 from topklass.train import Recipe, load_run, predict, train
 from topklass.train.engine import predictions
-from topklass.train.prediction import image_files, meaning, scale_of, seen
+from topklass.train.prediction import image_files, scale_of, seen
 from topklass.train.signature import Signature
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -104,7 +104,7 @@ def test_a_run_on_small_images(monkeypatch, capsys, npz, tmp_path):  # noqa: F81
 def test_probabilities_of_each_loss():
     logits = torch.randn(4, 6)
 
-    def shown(**settings: object) -> torch.Tensor:
+    def format_value(**settings: object) -> torch.Tensor:
         recipe = Recipe(k=2).with_changes(settings)
         return topklass.predict_topk(logits, 2, **scale_of(recipe, 6)).probabilities
 
@@ -121,20 +121,20 @@ def test_probabilities_of_each_loss():
         "hinge": topklass.topk_marginals(logits, 2),
     }
     for loss, probabilities in expected.items():
-        torch.testing.assert_close(shown(loss=loss), largest(probabilities))
+        torch.testing.assert_close(format_value(loss=loss), largest(probabilities))
     on_cosines = {
         "ldam": (30 * logits).softmax(1),
         "noised": topklass.topk_marginals(60 * logits, 2),
     }
     for loss, probabilities in on_cosines.items():
-        torch.testing.assert_close(shown(loss=loss, head="cosine"), largest(probabilities))
+        torch.testing.assert_close(format_value(loss=loss, head="cosine"), largest(probabilities))
     sharper = largest(topklass.topk_marginals(logits / (2 * 0.3), 2))
-    torch.testing.assert_close(shown(loss="smooth", tau=0.3), sharper)
+    torch.testing.assert_close(format_value(loss="smooth", tau=0.3), sharper)
     listed = largest(topklass.topk_marginals(logits, 2))
-    torch.testing.assert_close(shown(loss="topk-cross-entropy", first_guess=0.5), listed)
+    torch.testing.assert_close(format_value(loss="topk-cross-entropy", first_guess=0.5), listed)
     scaled = largest((10 * logits).softmax(1))
-    torch.testing.assert_close(shown(loss="ldam", scale=10.0), scaled)
-    assert meaning(Recipe(loss="ldam"), 5) == "probability to be the class"
+    torch.testing.assert_close(format_value(loss="ldam", scale=10.0), scaled)
+    assert explain_probabilities(Recipe(loss="ldam"), 5) == "probability to be the class"
 
 
 def test_files_and_folders(tmp_path):

@@ -28,7 +28,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep a folder from other processes until the block ends; they get an error.
 
     It is made for that if it can be written, and goes again if nothing was put into it. A process
@@ -37,7 +37,7 @@ def held(folder: Path) -> Iterator[None]:
 
     Example:
         >>> from tempfile import mkdtemp
-        >>> with held(Path(mkdtemp()) / "runs" / "first"):
+        >>> with lock_folder(Path(mkdtemp()) / "runs" / "first"):
         ...     pass
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]

@@ -24,12 +24,12 @@ def superclass_noise(
 ) -> Dataset:
     """Replace labels by labels of the same superclass (Berrada et al., section 5.1).
 
-    With probability p a label is replaced by one of its superclass, each as likely as the others,
+    With probability p a label is replaced by one of its superclass, drawn uniformly,
     the old one included: of a superclass of 5, p · 4/5 of the labels change.
 
     Args:
         dataset: one with superclasses.
-        p: probability to draw a label again, 0 to 1.
+        p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
         by: name of the superclasses; the first ones by default.
         splits: whose labels; those of validation and test stay clean unless named.
@@ -68,7 +68,7 @@ def block_noise(
 
     Args:
         dataset: any.
-        p: probability to draw a label again, 0 to 1.
+        p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
         block: number of classes in a block; the last block may have fewer.
         splits: whose labels; those of validation and test stay clean unless named.
@@ -86,12 +86,12 @@ def symmetric_noise(
 ) -> Dataset:
     """Replace labels by labels of any class.
 
-    With probability p a label is replaced by one of all C, each as likely as the others, the old
+    With probability p a label is replaced by one of all C classes, drawn uniformly, the old
     one included: p · (C − 1)/C of the labels change.
 
     Args:
         dataset: any.
-        p: probability to draw a label again, 0 to 1.
+        p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
         splits: whose labels; those of validation and test stay clean unless named.
 
@@ -110,14 +110,14 @@ def _with_noise(
     splits: Sequence[str],
     step: dict[str, object],
 ) -> Dataset:
-    """Draw labels again within their group of classes, (C)."""
+    """Resample labels within their group of classes, (C)."""
     if not is_number(p) or not 0 <= p <= 1:
         raise ValueError(f"p must be a probability, from 0 to 1, got p={p!r}")
     present = dataset.splits
     noisy, changed = {}, {}
     for name in splits:
         old = present[one_of(list(present), name, "split")]
-        labels = _redrawn(old.labels.cpu(), group.cpu(), p, generator(seed, "noise", name))
+        labels = _resampled(old.labels.cpu(), group.cpu(), p, generator(seed, "noise", name))
         labels = labels.to(old.labels.device)
         noisy[name] = Split(old.images, labels)
         changed[name] = int((labels != old.labels).sum())
@@ -125,8 +125,8 @@ def _with_noise(
     return dataset.changed(step, **noisy)
 
 
-def _redrawn(labels: Tensor, group: Tensor, p: float, stream: torch.Generator) -> Tensor:
-    """Labels (N), with probability p drawn uniformly from the classes of their group."""
+def _resampled(labels: Tensor, group: Tensor, p: float, stream: torch.Generator) -> Tensor:
+    """Labels (N), resampled with probability p, uniformly from the classes of their group."""
     members = group.argsort(stable=True)
     sizes = torch.bincount(group)
     starts = sizes.cumsum(0) - sizes

@@ -45,7 +45,7 @@ class FileTrainingBatches(ShuffledBatches):
         workers: int = 0,
     ) -> None:
         super().__init__(labels, batch_size, seed)
-        self.views, self.plan, self.workers = Views(pictures, view, seed), Plan(), workers
+        self.views, self.plan, self.workers = Views(pictures, view, seed), BatchPlan(), workers
         self.share(0, 1, torch.device("cpu"))
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class FileTrainingBatches(ShuffledBatches):
         chosen = self._chosen(epoch, first)
         self.plan.steps = [each[self.rank :: self.processes] for each in chosen]
         self.plan.epoch = epoch
-        for images, mine in zip(readable(self.loader), self.plan.steps, strict=True):
+        for images, mine in zip(raise_errors(self.loader), self.plan.steps, strict=True):
             yield images, self.labels[mine]
 
 
@@ -81,7 +81,7 @@ class FileEvaluationBatches:
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
         """Take the part of process ``rank`` of so many, for its device."""
-        self.plan = Plan(shared_steps(len(self.labels), self.batch_size, rank, processes))
+        self.plan = BatchPlan(shared_steps(len(self.labels), self.batch_size, rank, processes))
         workers = min(self.workers, len(self)) if len(self) > 1 else 0
         self.loader = make_loader(self.views, self.plan, workers, device)
 
@@ -89,12 +89,12 @@ class FileEvaluationBatches:
         return len(self.plan.steps)
 
     def __iter__(self) -> Iterator[Batch]:
-        for images, mine in zip(readable(self.loader), self.plan.steps, strict=True):
+        for images, mine in zip(raise_errors(self.loader), self.plan.steps, strict=True):
             yield images, self.labels[mine]
 
 
 @dataclass
-class Plan:
+class BatchPlan:
     """The samples of each step, told to the loader before every epoch."""
 
     steps: list[Tensor] = field(default_factory=list)
@@ -148,7 +148,7 @@ def collated(views: list[Tensor | UnreadableError]) -> Tensor | UnreadableError:
 
 def make_loader(
     views: Views,
-    plan: Plan,
+    plan: BatchPlan,
     workers: int,
     device: torch.device,
     collate: Callable[[list[Any]], Any] = collated,
@@ -175,7 +175,7 @@ def leave_signals(worker: int) -> None:
         os.setpgid(0, 0)
 
 
-def readable(loader: DataLoader[Any]) -> Iterator[Tensor]:
+def raise_errors(loader: DataLoader[Any]) -> Iterator[Tensor]:
     """The batches of a loader."""
     for batch in loader:
         if isinstance(batch, UnreadableError):

@@ -34,7 +34,7 @@ class SafeCheckpoints(TorchCheckpointIO):
         fresh = path.with_name(path.name + ".new")
         write_whole(fresh, lambda file: torch.save(checkpoint, file))
         if path.exists():
-            os.replace(path, before(path))
+            os.replace(path, backup_of(path))
         os.replace(fresh, path)
 
     def load_checkpoint(
@@ -45,11 +45,11 @@ class SafeCheckpoints(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint and the one before."""
-        for each in (Path(path), before(Path(path))):
+        for each in (Path(path), backup_of(Path(path))):
             each.unlink(missing_ok=True)
 
 
-def before(path: Path) -> Path:
+def backup_of(path: Path) -> Path:
     """Where the checkpoint before is kept."""
     return path.with_name(path.name + ".before")
 
@@ -62,7 +62,7 @@ def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 def find_checkpoint(path: Path, map_location: Any = "cpu") -> tuple[Path, dict[str, Any]]:
     """The same with its path."""
     failures = []
-    for candidate in (path, before(path)):
+    for candidate in (path, backup_of(path)):
         try:
             checkpoint: dict[str, Any] = torch.load(
                 candidate, map_location=map_location, weights_only=True
