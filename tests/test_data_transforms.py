@@ -72,7 +72,7 @@ def test_an_empty_batch_is_cropped():
 
 def test_bad_crops():
     images = random_images(1, 3, 8, 8)
-    with pytest.raises(ValueError, match="no border 'mirror'; there is zero, edge"):
+    with pytest.raises(ValueError, match="border must be one of zero, edge, got 'mirror'"):
         random_crop(images, generator(0), border="mirror")
     with pytest.raises(ValueError, match="pad must not be negative"):
         random_crop(images, generator(0), pad=-1)

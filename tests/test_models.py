@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from topklass import CosineClassifier
 from topklass.models import ConvNet, DenseNet, available, build, count_parameters, small_resnet
@@ -306,52 +305,6 @@ def test_the_convnet_learns():
         optimizer.step()
     images, labels = batch()
     assert (scores_of(network, images).argmax(1) == labels).float().mean() > 0.9
-
-
-# Recomputation
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("bottleneck", [False, True])
-@pytest.mark.parametrize("training", [True, False])
-def test_recomputation_changes_nothing(bottleneck, dropout, training):
-    images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
-    results = []
-    for memory_efficient in (False, True):
-        torch.manual_seed(0)
-        network = DenseNet(
-            16,
-            4,
-            7,
-            bottleneck=bottleneck,
-            dropout=dropout,
-            memory_efficient=memory_efficient,
-        ).double()
-        network.train(training)
-        scores = network(images)
-        scores.square().sum().backward()
-        gradients = [parameter.grad for parameter in network.parameters()]
-        results.append([scores, *gradients, *network.buffers()])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
-def test_recomputation_keeps_less():
-    images = torch.randn(2, 3, 32, 32)
-
-    def kept(memory_efficient: bool) -> int:
-        sizes: dict[int, int] = {}
-
-        def remember(tensor: Tensor) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        network = build("densenet40-12", 7, memory_efficient=memory_efficient)
-        with saved_tensors_hooks(remember, lambda tensor: tensor):
-            scores = network(images)
-        scores.sum().backward()
-        return sum(sizes.values())
-
-    assert kept(True) < 0.5 * kept(False)
 
 
 def test_dropout_is_after_every_convolution_but_the_first():

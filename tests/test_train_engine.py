@@ -82,12 +82,21 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] |
     monkeypatch.setattr(StopAfterStep, "on_train_batch_end", ends)
 
 
-def train_until(monkeypatch: pytest.MonkeyPatch, step: int, recipe: Recipe, run: Path) -> None:
+TOY = toy()
+
+
+def train_until(
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    recipe: Recipe,
+    run: Path,
+    dataset: Dataset | None = TOY,
+) -> None:
     """Train, and be asked to stop in a step."""
     with monkeypatch.context() as patched:
         stop_at(patched, step, None)
         with pytest.raises(Interrupted, match="--resume"):
-            train(recipe, run, dataset=toy())
+            train(recipe, run, dataset=dataset)
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ def train_command(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            help="Option of the data set, NAME=VALUE; repeatable.", rich_help_panel="Data"
+            metavar="NAME=VALUE", help="Option of the data set; repeatable.", rich_help_panel="Data"
         ),
     ] = None,
 ) -> None:

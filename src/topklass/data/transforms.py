@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from topklass.data.dataset import Split, one_of
+from topklass.data.dataset import Split
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +54,8 @@ def random_crop(
                   [7, 8, 9],
                   [0, 0, 0]]]], dtype=torch.uint8)
     """
-    one_of(BORDERS, border, "border")
+    if border not in BORDERS:
+        raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
     if pad < 0:
         raise ValueError(f"pad must not be negative, got pad={pad}")
     count, channels, height, width = images.shape

@@ -156,6 +156,6 @@ def _note(comparison: Comparison, groups: list[Group], k: int, differ: bool) -> 
     )
     number = min(GUESSES, len(comparison.classes) - 1)
     return (
-        f"{how} Percentages are those of topklass predict: after a top-k loss the probability to "
-        f"belong to the top {number}, else that to be the class."
+        f"{how} Percentages are those of topklass predict: after a top-k loss the probability of "
+        f"belonging to the top {number}, else that of being the class."
     )

@@ -56,13 +56,13 @@ def require_readable(dataset: Dataset, workers: int = 0) -> None:
 
 @contextmanager
 def advice_on_broken_files() -> Iterator[None]:
-    """Say what to do about a broken file that ends a training."""
+    """Add to the error of a broken file what to do about it."""
     try:
         yield
     except UnreadableError as error:
         raise UnreadableError(
-            f"{error}. Replace the file, and continue with --resume; `topklass check` finds all such "
-            "files"
+            f"{error}. Replace the file, and continue with --resume; `topklass check` finds all "
+            "such files"
         ) from error
 
 

@@ -25,7 +25,8 @@ def _sentences(comparison: Comparison, groups: list[Group]) -> str:
     best = max(groups, key=lambda group: group.accuracy(k, average).mean)
     right = "guesses the label" if k == 1 else f"has the label among its {k} guesses"
     of = "test images" if average == "micro" else "the test images of a class, on average"
-    sentence = f"{comparison.title(best)} {right} for {format_estimate(best.accuracy(k, average))} % of {of}."
+    share = format_estimate(best.accuracy(k, average))
+    sentence = f"{comparison.title(best)} {right} for {share} % of {of}."
     if len(groups) == 1:
         return sentence
     same = " on the same training data" if len(groups) < len(comparison.groups) else ""

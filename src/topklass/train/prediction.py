@@ -82,8 +82,8 @@ def predict(
 def explain_probabilities(recipe: Recipe, k: int) -> str:
     """What the probabilities of a list are, in words."""
     if loss_info(recipe.loss).takes_k:
-        return f"probability to belong to the top {k}"
-    return "probability to be the class"
+        return f"probability of belonging to the top {k}"
+    return "probability of being the class"
 
 
 def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Interrupted(Exception):
 
 
 class Best(ModelCheckpoint):
-    """The best checkpoint, also of a run that was moved to another folder and is continued there."""
+    """The best checkpoint, also of a run that is continued after it was moved."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best; Lightning would forget it in another folder."""
