@@ -180,7 +180,7 @@ def test_train_a_folder(monkeypatch, capsys, tmp_path):
     arguments = f"--data {folder} --epochs 1 --batch-size 6 --k 2 --crop 12 --workers 0".split()
     assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "run")) == 0
     assert run(monkeypatch, "evaluate", str(tmp_path / "run")) == 0
-    assert "average over 10 views" in capsys.readouterr().out
+    assert "average over 10 crops" in capsys.readouterr().out
     (folder / "train" / "class 4" / "1.png").write_bytes(b"bad")
     assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "other")) == 2
     assert "--resume; `topklass check` finds all such files" in capsys.readouterr().err

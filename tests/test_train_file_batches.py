@@ -185,5 +185,5 @@ def test_errors(dataset):
         batches(dataset, processes=3)
     with pytest.raises(ValueError, match="resize must be at least crop=224, got 200"):
         Recipe(resize=200)
-    with pytest.raises(ValueError, match="workers must not be negative"):
+    with pytest.raises(ValueError, match="workers must be at least 0"):
         Recipe(workers=-1)

@@ -86,7 +86,7 @@ def test_progress_is_sent(recipes, tmp_path, monkeypatch):
     assert received[-1][0] == 1.0
     assert "validation loss" in received[-1][1]
     ours.close()
-    with pytest.raises(Interrupted, match="stopped after step 2"):
+    with pytest.raises(Interrupted, match="stopped after step 1"):
         train(recipes[0], tmp_path / "alone", callbacks=[several._SendProgress(theirs, 2)])
     assert (tmp_path / "alone" / "checkpoints" / "last.ckpt").exists()
 

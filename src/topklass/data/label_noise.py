@@ -41,8 +41,7 @@ def superclass_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
             "(--noise-kind symmetric)"
         )
     by, division = next(iter(dataset.superclasses.items()))
-    step = {"step": "superclass_noise", "by": by}
-    return _with_noise(dataset, division.of_class, p, seed, step)
+    return _with_noise(dataset, division.of_class, p, seed, {"step": "superclass_noise", "by": by})
 
 
 def block_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:

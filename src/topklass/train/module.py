@@ -157,8 +157,8 @@ class Classifier(L.LightningModule):
         values = metric.compute()
         metric.reset()
         assert isinstance(values, dict)
-        options = {"on_step": False, "on_epoch": True, "batch_size": 1}
-        self.log_dict({f"{split}/{name}": value for name, value in values.items()}, **options)
+        named = {f"{split}/{name}": value for name, value in values.items()}
+        self.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
 
 
 def log_mean(module: L.LightningModule, name: str, metric: MeanMetric) -> None:
@@ -170,7 +170,7 @@ def log_mean(module: L.LightningModule, name: str, metric: MeanMetric) -> None:
 def metric_state(metric: Metric) -> dict[str, Tensor]:
     """What a metric has counted in all processes, for a checkpoint."""
     with metric.sync_context():
-        return {name: value.cpu().clone() for name, value in metric.metric_state.items()}
+        return {name: getattr(metric, name).cpu().clone() for name in metric.metric_state}
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps: int) -> LRScheduler:
