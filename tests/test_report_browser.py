@@ -96,7 +96,10 @@ def measured(page: Path, folder: Path, width: int, *options: str) -> dict:
     return json.loads(unescape(found[1]))
 
 
-pytestmark = pytest.mark.skipif(not BROWSER, reason="there is no Chromium to open the report with")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not BROWSER, reason="there is no Chromium to open the report with"),
+]
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process has for itself.
+"""Atomic files, and folders locked by one process.
 
 A crash, a full disk or a second process never destroys the last good file.
 """
@@ -29,7 +29,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep a folder from other processes until the block ends; they get an error.
+    """Lock a folder until the block ends; other processes get an error.
 
     It is made for that if it can be written, and goes again if nothing was put into it. A process
     that ends in any way lets go of it. Where there are no such locks (Windows, some network drives)

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("the command topklass needs pip install 'topklass[train]'") from error
 
-from topklass.train.recipe import Recipe, load_recipe
+from topklass.train.recipe import DATA, Recipe, load_recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,45 +72,33 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def in_panel(panel: str, help: str, *names: str, **options: Any) -> Any:
+    """An option under a heading of the help."""
+    return typer.Option(*names, help=escape(help), rich_help_panel=panel, **options)
+
+
 def option_for(setting: Field[Any]) -> Any:
     """The option of a setting, with its default in the help."""
     default = "" if setting.default is None else f" [default: {setting.default}]"
-    text, group = setting.metadata["help"], setting.metadata["group"]
-    return typer.Option(help=escape(text + default), rich_help_panel=group)
+    return in_panel(setting.metadata["group"], setting.metadata["help"] + default)
 
 
 @app.command("train")
 @with_settings
 def train_command(
     settings: dict[str, Any],
-    recipe: Annotated[
-        Path | None,
-        typer.Option(help="Settings in a YAML file; options override it.", rich_help_panel=RUN),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the run; by default in runs/.", rich_help_panel=RUN),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run.", rich_help_panel=RUN)
-    ] = False,
+    recipe: Annotated[Path | None, in_panel(RUN, "YAML file; options override it.")] = None,
+    run: Annotated[Path | None, in_panel(RUN, "Folder; by default in runs/.")] = None,
+    resume: Annotated[bool, in_panel(RUN, "Continue the run.", "--resume")] = False,
     find_tau: Annotated[
-        bool,
-        typer.Option(
-            "--find-tau",
-            help="Choose tau by short trials, on validation images.",
-            rich_help_panel=RUN,
-        ),
+        bool, in_panel(RUN, "Choose tau by short trials, on validation images.", "--find-tau")
     ] = False,
     find_epsilon: Annotated[
-        bool,
-        typer.Option("--find-epsilon", help="Choose epsilon in the same way.", rich_help_panel=RUN),
+        bool, in_panel(RUN, "Choose epsilon in the same way.", "--find-epsilon")
     ] = False,
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="Option of the data set; repeatable.", rich_help_panel="Data"
-        ),
+        in_panel(DATA, "Option of the data set; repeatable.", metavar="NAME=VALUE"),
     ] = None,
 ) -> None:
     """Train a network, and save all that is needed to repeat the run."""

@@ -119,7 +119,7 @@ class Dataset:
         test: what to report on.
         classes: a name for each class, all different.
         validation: what to choose by; None until :func:`topklass.data.hold_out` makes it.
-        superclasses: coarser divisions by name; label noise uses the first unless told otherwise.
+        superclasses: coarser divisions by name; label noise uses the first.
         record: how it was made, for JSON or YAML: its origin, and the steps taken since.
 
     Example:

@@ -41,7 +41,7 @@ def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) ->
 
 
 def digest(split: Split) -> str | None:
-    """A hash of images in memory, to tell other ones with the same labels."""
+    """A hash of images in memory; None for image files."""
     if not isinstance(split.images, Tensor):
         return None
     return blake2b(split.images.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()

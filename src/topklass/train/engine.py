@@ -60,7 +60,7 @@ def train(
         run: a folder, new unless an interrupted run is continued there.
         resume: continue from the last checkpoint; the result is that of a run without interruption.
             A finished run is left as it is.
-        dataset: instead of the recipe's; its labels stay as they are. Without validation images a
+        dataset: instead of the recipe's, without label noise. Without validation images a
             tenth of the training images is held out.
         console: where progress is shown; None for silence.
         callbacks: more of Lightning's.
@@ -141,7 +141,7 @@ def _train(
 
 
 def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
-    """What is trained on what, in a line."""
+    """A line about data and network."""
     assert dataset.validation is not None
     splits = {
         "training": dataset.train,
@@ -159,7 +159,7 @@ def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
 
 
 def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
-    """See that nothing is overwritten, or that an interrupted run can be continued."""
+    """Check that nothing is overwritten, or that there is a run to continue."""
     saved = run / RECIPE
     if resume:
         if not saved.exists():
@@ -183,7 +183,7 @@ def read_recipe(run: Path) -> Recipe:
 
 
 def resumable(last: Path) -> Path | None:
-    """The last checkpoint, if there is one or one before it."""
+    """The path of the last checkpoint, if it or its predecessor exists."""
     return last if last.exists() or backup_of(last).exists() else None
 
 

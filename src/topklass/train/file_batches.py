@@ -95,7 +95,7 @@ class FileEvaluationBatches:
 
 @dataclass
 class BatchPlan:
-    """The samples of each step, told to the loader before every epoch."""
+    """The samples of each step of an epoch: the loader's batch sampler."""
 
     steps: list[Tensor] = field(default_factory=list)
     epoch: int = 0
@@ -113,8 +113,8 @@ class UnreadableError(ValueError):
 class Views:
     """What workers do: read a picture, and take a view of it.
 
-    The error of an unreadable one is returned instead: raised in a worker, it would come with all
-    of the worker's traceback.
+    The error of an unreadable picture is returned, not raised: its message would come with the
+    worker's whole traceback.
 
     Args:
         pictures: what to read.
@@ -166,9 +166,9 @@ def make_loader(
 
 
 def leave_signals(worker: int) -> None:
-    """Let Ctrl-C and signals to the group reach the main process alone: it still needs its batch.
+    """Ignore Ctrl-C and signals to the group in a worker: the main process still needs its batch.
 
-    A termination signal to a worker itself is obeyed, since this is how it is ended.
+    A termination signal to the worker itself ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
@@ -176,7 +176,7 @@ def leave_signals(worker: int) -> None:
 
 
 def raise_errors(loader: DataLoader[Any]) -> Iterator[Tensor]:
-    """The batches of a loader."""
+    """The batches of a loader; an error that a worker returned is raised here."""
     for batch in loader:
         if isinstance(batch, UnreadableError):
             raise batch
