@@ -46,7 +46,7 @@ def test_learns(folder, tmp_path):
     assert result["test"]["micro"]["2"] > 0.6  # by chance: one third
 
 
-@pytest.mark.parametrize("step", [1, 4, 6])
+@pytest.mark.parametrize("step", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_continued_after_an_interruption(folder, whole, tmp_path, monkeypatch, step):
     """In the first step, at the end of an epoch, in the middle of one."""
     run = tmp_path / "run"
