@@ -167,7 +167,7 @@ def evaluate_command(
     console.print(accuracy_table(record["lengths"], **record["accuracy"]))
     k, views = loaded.recipe.k, record["views"]
     table = Table(f"average over {views['number']} crops", f"top-{k}")
-    titles = {"one": "the image alone", "softmax": "softmax", "marginal": "marginals"}
+    titles = {"one": "the image alone", "softmax": "softmax", "marginals": "marginals"}
     for name, title in titles.items():
         table.add_row(title, as_percent(views[name]))
     console.print(table)

@@ -81,17 +81,17 @@ def evaluate(run: Run) -> dict[str, Any]:
     labels = dataset.test.labels.cpu()
     logits = predictions(recipe, network, dataset.test)
     lengths, accuracy = accuracies(logits, labels)
-    lists: dict[str, list[Tensor]] = {"softmax": [], "marginal": []}
+    lists: dict[str, list[Tensor]] = {"softmax": [], "marginals": []}
     for crops in logits_of_views(recipe, network, dataset.test):
         number = crops.shape[1]
-        for average, found in lists.items():
-            found.append(predict_topk(crops, recipe.k, crops=1, average=average).labels)
-    by_average = {average: in_list(torch.cat(found), labels) for average, found in lists.items()}
+        for method, found in lists.items():
+            found.append(predict_topk(crops, recipe.k, crop_dim=1, method=method).labels)
+    by_method = {method: in_list(torch.cat(found), labels) for method, found in lists.items()}
     alone = in_list(logits.topk(recipe.k).indices, labels)
     return {
         "lengths": lengths,
         "accuracy": accuracy,
-        "views": {"number": number, "one": alone, **by_average},
+        "views": {"number": number, "one": alone, **by_method},
         "superclasses": {
             name: by_superclass(logits, labels, division.of_class, division.names, recipe.k)
             for name, division in dataset.superclasses.items()

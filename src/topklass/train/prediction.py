@@ -93,13 +93,13 @@ def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:
     weighs lists by exp(s / (kτ)). Other losses know no temperature: 1.
     """
     criterion = build_loss(recipe.loss, recipe.k, torch.ones(classes), recipe.loss_options())
-    average = "marginal" if loss_info(recipe.loss).takes_k else "softmax"
+    method = "marginals" if loss_info(recipe.loss).takes_k else "softmax"
     temperature = 1.0
     if isinstance(criterion, SmoothTopKLoss):
         temperature = recipe.k * criterion.tau
     elif isinstance(criterion, (LDAMLoss, NoisedTopKLoss)):
         temperature = 1 / criterion.scale
-    return {"average": average, "temperature": temperature}
+    return {"method": method, "temperature": temperature}
 
 
 def image_files(paths: Iterable[str | PathLike[str]]) -> list[str]:
