@@ -23,7 +23,7 @@ from experiments.experiment import (
     record_path,
 )
 from experiments.protocol import made_by
-from topklass._files import check_writable, held
+from topklass._files import check_writable, lock_folder
 from topklass.train.criterion import did_you_mean
 from topklass.train.trainer import Interrupted
 
@@ -132,7 +132,7 @@ def run_experiment(experiment: Experiment, request: Request) -> None:
             )
     path = record_path(request.folder, experiment.name, request.preset)
     try:
-        with held(request.folder):
+        with lock_folder(request.folder):
             record = experiment.run(request)
     except (Interrupted, ChildProcessError):
         if path.exists():

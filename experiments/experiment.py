@@ -15,7 +15,7 @@ from topklass._checks import check_count
 from topklass._files import write_whole
 from topklass._provenance import commit, versions
 from topklass.train.details import hardware
-from topklass.train.finished import shown
+from topklass.train.finished import format_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -207,7 +207,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     changed = [name for name in before if name not in now or before[name] != now[name]]
     return "; ".join(
-        f"{name} was {shown(before[name])} and is {shown(now[name]) if name in now else 'gone'}"
+        f"{name} was {format_value(before[name])} and is "
+        + (format_value(now[name]) if name in now else "gone")
         for name in changed
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.plan import Plan, Settings, method_recipe
-from topklass.train.finished import shown
+from topklass.train.finished import format_value
 from topklass.train.recipe import Recipe
 
 NOT_RECORDED = ("data", "seed", "workers")
@@ -93,7 +93,7 @@ def run_name(method: str, settings: Settings, seed: int) -> str:
     """
     if settings.get("noise") == 0:
         settings = {name: each for name, each in settings.items() if name != "noise_kind"}
-    parts = [f"{name}={shown(each)}" for name, each in settings.items()]
+    parts = [f"{name}={format_value(each)}" for name, each in settings.items()]
     method = method.replace(" = ", "=").replace(",", "").replace(" ", "-")
     return ",".join([method, *parts, f"seed={seed}"])
 

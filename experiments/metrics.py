@@ -60,7 +60,7 @@ def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
         shares = row["test"][metric.average]
         share = shares[length - 1] if length <= len(shares) else None
     elif metric.what == "ten-crop":
-        share = row["views"]["marginal"] if "views" in row and length == k else None
+        share = row["views"]["marginals"] if "views" in row and length == k else None
     else:
         share = row[metric.what].get(str(length))
     return None if share is None else 100 * share

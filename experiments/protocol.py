@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from experiments.experiment import Record, not_run
-from topklass.train.finished import shown
+from topklass.train.finished import format_value
 from topklass.train.recipe import Recipe
 
 ALWAYS = ("epochs", "batch_size", "learning_rate", "schedule", "weight_decay")
@@ -22,7 +22,7 @@ def made_by(record: Record) -> str:
     if protocol.get("data_options"):  # images that are made have their own split
         unused.append("validation")
     settings = [
-        f"{name.replace('_', ' ')} {shown(value)}"
+        f"{name.replace('_', ' ')} {format_value(value)}"
         for name, value in protocol.items()
         if (name in ALWAYS or value != defaults.get(name))
         and name not in (*unused, *PROSE)
@@ -45,8 +45,8 @@ def differing(record: Record, name: str) -> str:
     if not values:
         return ""
     most, _ = Counter(values.values()).most_common(1)[0]
-    others = [f"{m}: {shown(value)}" for m, value in values.items() if value != most]
-    return f"{name.replace('_', ' ')} {shown(most)} ({', '.join(others)})"
+    others = [f"{m}: {format_value(value)}" for m, value in values.items() if value != most]
+    return f"{name.replace('_', ' ')} {format_value(most)} ({', '.join(others)})"
 
 
 def made_where(record: Record) -> str:

@@ -20,6 +20,7 @@ from experiments.experiment import (
     record_path,
     save_record,
 )
+from experiments.gradient_share import GradientShare
 from experiments.grid import NOT_RECORDED, Planned, plain, planned_runs, protocol_of
 from experiments.plan import DataNeeded, Plan, Settings
 from experiments.rows import row_of
@@ -93,7 +94,14 @@ class TrainingExperiment(Experiment):
             request.say("There is no GPU: a run may take days (--preset smoke takes seconds).")
         if request.at_once > 1:
             names = {path: path.name for path in left}
-            train_all(left, names, at_once=request.at_once, console=request.console, finished=keep)
+            train_all(
+                left,
+                names,
+                at_once=request.at_once,
+                console=request.console,
+                finished=keep,
+                callbacks=[GradientShare()],
+            )
         else:
             train_in_turn(left, request, keep)
         return record
@@ -162,7 +170,13 @@ def train_in_turn(
     for folder, recipe in runs.items():
         request.say(folder.name)
         try:
-            train(recipe, folder, resume=(folder / RECIPE).exists(), console=request.console)
+            train(
+                recipe,
+                folder,
+                resume=(folder / RECIPE).exists(),
+                console=request.console,
+                callbacks=[GradientShare()],
+            )
         except Interrupted:
             raise
         except Exception as error:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from topklass import cli, train
+from topklass.cli import FILE_ONLY
 from topklass.train.criterion import LOSSES
+from topklass.train.recipe import Recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -152,3 +155,14 @@ def test_the_command_begins_without_lightning():
     assert all(hasattr(train, name) for name in train.__all__)
     assert {*train.__all__} == {*train.MODULE_OF} <= {*dir(train)}
     assert not hasattr(train, "nothing")
+
+
+def test_help_groups_the_options(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(monkeypatch, "train", "--help") == 0
+    text = capsys.readouterr().out
+    for setting in fields(Recipe):
+        if setting.name not in FILE_ONLY:
+            assert f"--{setting.name.replace('_', '-')} " in text
+    headings = [line.split()[1] for line in text.splitlines() if line.startswith("╭")]
+    assert headings == ["Options", "Run", "Data", "Network", "Loss", "Training", "Hardware"]

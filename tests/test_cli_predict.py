@@ -13,7 +13,7 @@ from image_folders import write_folder
 from test_cli import npz, run, settings  # noqa: F401 a fixture
 from topklass.train import Recipe, load_run, predict, train
 from topklass.train.engine import predictions
-from topklass.train.prediction import image_files, meaning, scale_of, seen
+from topklass.train.prediction import explain_probabilities, image_files, network_input, scale_of
 from topklass.train.signature import Signature
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -65,17 +65,17 @@ def test_any_mode_and_size(tmp_path, mode, size):
     from topklass.data.files import read_image
 
     picture = read_image(path)
-    assert seen(picture, SMALL).shape == (1, 8, 8)
+    assert network_input(picture, SMALL).shape == (1, 8, 8)
     large = Signature(tuple("abcdef"), 3, 12, 12, 14, (0.5,) * 3, (0.2,) * 3)
-    assert seen(picture, large).shape == (3, 12, 12)
+    assert network_input(picture, large).shape == (3, 12, 12)
 
 
 def test_small_images_are_seen_as_they_are():
     pixels = torch.randint(0, 256, (8, 8), dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy()).convert("RGB")
-    assert torch.equal(seen(picture, SMALL)[0], pixels)
+    assert torch.equal(network_input(picture, SMALL)[0], pixels)
     wide = picture.crop((-8, 0, 16, 8))  # black on both sides, which is cut off
-    assert torch.equal(seen(wide, SMALL)[0], pixels)
+    assert torch.equal(network_input(wide, SMALL)[0], pixels)
 
 
 def test_a_run_on_small_images(monkeypatch, capsys, npz, tmp_path):  # noqa: F811 a fixture
@@ -97,14 +97,14 @@ def test_a_run_on_small_images(monkeypatch, capsys, npz, tmp_path):  # noqa: F81
     image = str(tmp_path / "images" / "000.png")
     assert run(monkeypatch, "predict", str(folder), image, "--k", "3") == 0
     shown = capsys.readouterr().out
-    assert "probability to belong to the top 3" in shown
+    assert "probability of belonging to the top 3" in shown
     assert shown.count(" %") == 3
 
 
 def test_probabilities_of_each_loss():
     logits = torch.randn(4, 6)
 
-    def shown(**settings: object) -> torch.Tensor:
+    def probabilities_of(**settings: object) -> torch.Tensor:
         recipe = Recipe(k=2).with_changes(settings)
         return topklass.predict_topk(logits, 2, **scale_of(recipe, 6)).probabilities
 
@@ -121,20 +121,22 @@ def test_probabilities_of_each_loss():
         "hinge": topklass.topk_marginals(logits, 2),
     }
     for loss, probabilities in expected.items():
-        torch.testing.assert_close(shown(loss=loss), largest(probabilities))
+        torch.testing.assert_close(probabilities_of(loss=loss), largest(probabilities))
     on_cosines = {
         "ldam": (30 * logits).softmax(1),
         "noised": topklass.topk_marginals(60 * logits, 2),
     }
     for loss, probabilities in on_cosines.items():
-        torch.testing.assert_close(shown(loss=loss, head="cosine"), largest(probabilities))
+        torch.testing.assert_close(
+            probabilities_of(loss=loss, head="cosine"), largest(probabilities)
+        )
     sharper = largest(topklass.topk_marginals(logits / (2 * 0.3), 2))
-    torch.testing.assert_close(shown(loss="smooth", tau=0.3), sharper)
+    torch.testing.assert_close(probabilities_of(loss="smooth", tau=0.3), sharper)
     listed = largest(topklass.topk_marginals(logits, 2))
-    torch.testing.assert_close(shown(loss="topk-cross-entropy", first_guess=0.5), listed)
+    torch.testing.assert_close(probabilities_of(loss="topk-cross-entropy", first_guess=0.5), listed)
     scaled = largest((10 * logits).softmax(1))
-    torch.testing.assert_close(shown(loss="ldam", scale=10.0), scaled)
-    assert meaning(Recipe(loss="ldam"), 5) == "probability to be the class"
+    torch.testing.assert_close(probabilities_of(loss="ldam", scale=10.0), scaled)
+    assert explain_probabilities(Recipe(loss="ldam"), 5) == "probability of being the class"
 
 
 def test_files_and_folders(tmp_path):
@@ -178,7 +180,7 @@ def test_train_a_folder(monkeypatch, capsys, tmp_path):
     arguments = f"--data {folder} --epochs 1 --batch-size 6 --k 2 --crop 12 --workers 0".split()
     assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "run")) == 0
     assert run(monkeypatch, "evaluate", str(tmp_path / "run")) == 0
-    assert "average over 10 views" in capsys.readouterr().out
+    assert "average over 10 crops" in capsys.readouterr().out
     (folder / "train" / "class 4" / "1.png").write_bytes(b"bad")
     assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "other")) == 2
     assert "--resume; `topklass check` finds all such files" in capsys.readouterr().err

@@ -1,10 +1,11 @@
 """Networks: parameter counts by formula, shapes, heads, gradients and names."""
 
+from itertools import cycle
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from topklass import CosineClassifier
 from topklass.models import ConvNet, DenseNet, available, build, count_parameters, small_resnet
@@ -16,6 +17,18 @@ OTHERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "mnasnet0_5"]
 
 networks = pytest.mark.parametrize("name", OWN + OTHERS)
 both_heads = pytest.mark.parametrize("head", ["linear", "cosine"])
+cases = pytest.mark.parametrize(
+    ("name", "channels", "head"),
+    [
+        (name, *case)
+        for name, case in zip(
+            OWN + OTHERS,
+            cycle([(1, "linear"), (3, "cosine"), (3, "linear"), (1, "cosine")]),
+            strict=False,
+        )
+    ],
+)
+"""Each network with one kind of images and of head, and all of these."""
 both_channels = pytest.mark.parametrize("channels", [1, 3])
 
 
@@ -114,10 +127,9 @@ def test_lines_tell_the_number_of_parameters(name):
 # Shapes
 
 
-@both_channels
-@networks
-def test_shapes(name, channels):
-    network = build(name, 7, channels=channels)
+@cases
+def test_shapes(name, channels, head):
+    network = build(name, 7, channels=channels, head=head)
     assert network.training
     for size in (32, 45):
         assert scores_of(network, torch.randn(2, channels, size, size)).shape == (2, 7)
@@ -244,9 +256,7 @@ def test_no_linear_layer():
 # Training
 
 
-@both_heads
-@both_channels
-@networks
+@cases
 def test_gradients_reach_every_parameter(name, channels, head):
     network = build(name, 7, channels=channels, head=head)
     scores = network(torch.randn(4, channels, 24, 24))
@@ -277,11 +287,10 @@ def test_the_seed_decides(name):
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
-@both_heads
-@networks
-def test_state_dict_round_trip(name, head, tmp_path):
-    network, again = build(name, 7, head=head), build(name, 7, head=head)
-    images = torch.randn(4, 3, 16, 16)
+@cases
+def test_state_dict_round_trip(name, channels, head, tmp_path):
+    network, again = (build(name, 7, channels=channels, head=head) for _ in range(2))
+    images = torch.randn(4, channels, 16, 16)
     network(images)
     torch.save(network.state_dict(), tmp_path / "weights.pt")
     assert not torch.equal(scores_of(network, images), scores_of(again, images))
@@ -306,52 +315,6 @@ def test_the_convnet_learns():
         optimizer.step()
     images, labels = batch()
     assert (scores_of(network, images).argmax(1) == labels).float().mean() > 0.9
-
-
-# Recomputation
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("bottleneck", [False, True])
-@pytest.mark.parametrize("training", [True, False])
-def test_recomputation_changes_nothing(bottleneck, dropout, training):
-    images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
-    results = []
-    for memory_efficient in (False, True):
-        torch.manual_seed(0)
-        network = DenseNet(
-            16,
-            4,
-            7,
-            bottleneck=bottleneck,
-            dropout=dropout,
-            memory_efficient=memory_efficient,
-        ).double()
-        network.train(training)
-        scores = network(images)
-        scores.square().sum().backward()
-        gradients = [parameter.grad for parameter in network.parameters()]
-        results.append([scores, *gradients, *network.buffers()])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
-def test_recomputation_keeps_less():
-    images = torch.randn(2, 3, 32, 32)
-
-    def kept(memory_efficient: bool) -> int:
-        sizes: dict[int, int] = {}
-
-        def remember(tensor: Tensor) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        network = build("densenet40-12", 7, memory_efficient=memory_efficient)
-        with saved_tensors_hooks(remember, lambda tensor: tensor):
-            scores = network(images)
-        scores.sum().backward()
-        return sum(sizes.values())
-
-    assert kept(True) < 0.5 * kept(False)
 
 
 def test_dropout_is_after_every_convolution_but_the_first():

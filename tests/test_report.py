@@ -93,7 +93,7 @@ def test_images_of_data_that_are_gone_or_changed(trained, tmp_path):
     page = Page(report(trained, tmp_path / "b.html"))
     assert "There are no test images here" in page.text
     assert "img" not in {tag for tag, _ in page.tags}
-    assert len([tag for tag, _ in page.tags if tag == "figure"]) == 6
+    assert len([tag for tag, _ in page.tags if tag == "figure"]) == 5
 
 
 def test_self_contained(tmp_path):
@@ -132,7 +132,6 @@ def test_contents(tmp_path):
         "by the number of guesses",
         "from worst to best",
         "about the same number of training images (10)",
-        "Scores with a gradient",
         "learning_rate",
         "topklass 1, torch 2; a computer",
     ):
@@ -142,7 +141,7 @@ def test_contents(tmp_path):
     used = {v[1:] for v in page.values("href") if v.startswith("#")}
     assert used <= set(ids)
     pictures = [a["aria-label"] for t, a in page.tags if t == "svg" and a.get("role") == "img"]
-    assert len(pictures) == 6
+    assert len(pictures) == 5
     assert any("smooth, tau 0.5: 16.7 % at 1, 50.0 % at 3" in alt for alt in pictures)
     headers = [a for t, a in page.tags if t == "th"]
     assert all(a["scope"] in ("col", "row") for a in headers)

@@ -79,7 +79,7 @@ def test_left_out(tmp_path):
     said = " ".join(comparison.left_out)
     assert len(comparison.left_out) == 8
     for folder, reason in {
-        "unfinished": f"is not finished: continue it with topklass train --resume --run {unfinished}",
+        "unfinished": f"continue it with topklass train --resume --run {unfinished}",
         "old": "an older topklass",
         "cut": "is broken: JSONDecodeError",
         "wrong": "is broken: KeyError",

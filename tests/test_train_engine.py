@@ -17,14 +17,15 @@ from rich.console import Console
 from torch import Tensor
 
 from topklass import topk_accuracy
-from topklass._files import held
+from topklass._files import lock_folder
 from topklass.data import Dataset, Split, hold_out
 from topklass.train import Interrupted, Recipe, load_run, train
 from topklass.train.criterion import build_loss
-from topklass.train.engine import make_network, predictions, take_weights
+from topklass.train.engine import load_weights, predictions
 from topklass.train.files import load_checkpoint
-from topklass.train.module import Classifier, follow
-from topklass.train.trainer import StopAfterStep
+from topklass.train.module import Classifier
+from topklass.train.signature import build_network, signature_of
+from topklass.train.trainer import MovingAverage, StopAfterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 CLASSES = 6
@@ -81,12 +82,21 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] |
     monkeypatch.setattr(StopAfterStep, "on_train_batch_end", ends)
 
 
-def train_until(monkeypatch: pytest.MonkeyPatch, step: int, recipe: Recipe, run: Path) -> None:
+TOY = toy()
+
+
+def train_until(
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    recipe: Recipe,
+    run: Path,
+    dataset: Dataset | None = TOY,
+) -> None:
     """Train, and be asked to stop in a step."""
     with monkeypatch.context() as patched:
         stop_at(patched, step, None)
         with pytest.raises(Interrupted, match="--resume"):
-            train(recipe, run, dataset=toy())
+            train(recipe, run, dataset=dataset)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +170,9 @@ def test_continued_in_another_folder(tmp_path, monkeypatch):
     perfect = torch.tensor(1.0)
     with monkeypatch.context() as patched:
         real = Classifier.log_dict
-        patched.setattr(Classifier, "log_dict", lambda s, d: real(s, dict.fromkeys(d, perfect)))
+        patched.setattr(
+            Classifier, "log_dict", lambda s, d, **o: real(s, dict.fromkeys(d, perfect), **o)
+        )
         stop_at(patched, 8, None)
         with pytest.raises(Interrupted):
             train(recipe, run, dataset=toy())
@@ -214,14 +226,19 @@ def test_averaged_weights(tmp_path, monkeypatch):
     train_until(monkeypatch, 8, recipe, run)
     assert record["test"] == train(recipe, run, dataset=toy(), resume=True)["test"]
     assert_same_weights(whole, run)
-    state = load_checkpoint(whole / "checkpoints" / "best.ckpt")["state_dict"]
-    names = [name.removeprefix("averaged.") for name in state if name.startswith("averaged.")]
-    assert any(not torch.equal(state[f"averaged.{n}"], state[f"network.{n}"]) for n in names)
-    dataset = toy()
-    network = make_network(recipe, dataset)
-    network.load_state_dict({name: state[f"averaged.{name}"] for name in names})
-    logits = predictions(recipe, network, dataset.test)
-    assert record["test"]["micro"]["2"] == topk_accuracy(logits, dataset.test.labels, 2).item()
+    best = load_checkpoint(whole / "checkpoints" / "best.ckpt")
+    averaged, current = best["state_dict"], best["current_model_state"]
+    assert any(not torch.equal(value, current[name]) for name, value in averaged.items())
+    loaded = load_run(whole, toy())
+    for name, value in loaded.network.state_dict().items():
+        assert torch.equal(value.cpu(), averaged[f"network.{name}"]), name
+    logits = predictions(recipe, loaded.network, loaded.dataset.test)
+    found = topk_accuracy(logits, loaded.dataset.test.labels, 2).item()
+    assert record["test"]["micro"]["2"] == found
+    validated = predictions(recipe, loaded.network, loaded.dataset.validation)
+    top2 = topk_accuracy(validated, loaded.dataset.validation.labels, 2).item()
+    epochs = json.loads((whole / "details.json").read_text())["epochs"]
+    assert top2 == pytest.approx(epochs[best["epoch"]]["validation/top2"])
 
 
 def test_mixed_images(whole, tmp_path, monkeypatch):
@@ -269,17 +286,19 @@ def test_the_loss_of_mixed_images(loss, options, cutmix):
 
 def test_a_moving_average():
     """Against the recurrence, for weights and counts."""
-    network, averaged = (torch.nn.BatchNorm1d(2) for _ in range(2))
-    expected = 1.0
+    network = torch.nn.BatchNorm1d(2)
+    averaging = MovingAverage(0.5)
+    averaged = torch.optim.swa_utils.AveragedModel(network, use_buffers=True, **averaging._kwargs)
+    expected = 0.0  # the first update copies
     for step in range(30):
         with torch.no_grad():
             network.weight.fill_(float(step))
             network.num_batches_tracked.fill_(step)
-        follow(averaged, network, 0.5, step)
+        averaged.update_parameters(network)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * step
-        assert averaged.weight[0].item() == pytest.approx(expected)
-        assert averaged.num_batches_tracked == step
+        assert averaged.module.weight[0].item() == pytest.approx(expected)
+        assert averaged.module.num_batches_tracked == step
 
 
 def test_continued_after_a_broken_checkpoint(whole, tmp_path, monkeypatch):
@@ -337,8 +356,8 @@ def test_two_processes(tmp_path):
     checkpoint = load_checkpoint(run / "checkpoints" / "last.ckpt")
     assert checkpoint["global_step"] == 18
     dataset = toy()
-    network = make_network(RECIPE, dataset)
-    take_weights(network, checkpoint)
+    network = build_network(RECIPE, signature_of(RECIPE, dataset))
+    load_weights(network, checkpoint)
     logits, labels = predictions(RECIPE, network, dataset.validation), dataset.validation.labels
     with (run / "metrics.csv").open() as file:
         logged = [row["validation/top2"] for row in csv.DictReader(file)]
@@ -392,7 +411,7 @@ def test_a_new_run_does_not_continue_what_lies_there(whole, tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
     """Two would write the same checkpoints."""
-    with held(tmp_path / "run"), pytest.raises(OSError, match="another process works in"):
+    with lock_folder(tmp_path / "run"), pytest.raises(OSError, match="another process works in"):
         train(Recipe(), tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="no run to continue"):
         train(Recipe(), tmp_path / "some" / "where", resume=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from topklass._files import write_whole
-from topklass.train.files import SafeCheckpoints, before, load_checkpoint, write_json
+from topklass.train.files import SafeCheckpoints, backup_of, load_checkpoint, write_json
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
@@ -33,7 +33,7 @@ def test_the_checkpoint_before_is_taken_if_the_last_is_broken(tmp_path):
     assert files.load_checkpoint(path) == {"step": 1}
     path.unlink()
     assert load_checkpoint(path) == {"step": 1}
-    before(path).write_bytes(b"")
+    backup_of(path).write_bytes(b"")
     with pytest.raises(OSError, match="can be read"):
         load_checkpoint(path)
 

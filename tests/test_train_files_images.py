@@ -15,9 +15,9 @@ from image_folders import CLASSES, write_folder
 from test_train_engine import assert_same_weights, stop_at
 from topklass.data import IMAGENET, Dataset, Split, read_image_folder
 from topklass.train import Interrupted, Recipe, evaluate, load_run, prepare_data, train
-from topklass.train.engine import make_network, predictions, training_batches
+from topklass.train.engine import predictions, training_batches
 from topklass.train.files import load_checkpoint
-from topklass.train.signature import load_signature, signature_of
+from topklass.train.signature import build_network, load_signature, signature_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, TensorBoard and few cores
 RECIPE = Recipe(
@@ -46,7 +46,7 @@ def test_learns(folder, tmp_path):
     assert result["test"]["micro"]["2"] > 0.6  # by chance: one third
 
 
-@pytest.mark.parametrize("step", [1, 4, 6])
+@pytest.mark.parametrize("step", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_continued_after_an_interruption(folder, whole, tmp_path, monkeypatch, step):
     """In the first step, at the end of an epoch, in the middle of one."""
     run = tmp_path / "run"
@@ -155,7 +155,7 @@ def test_grey_pictures():
     signature = signature_of(recipe, dataset)
     assert signature.channels == 1
     assert signature.mean == pytest.approx((0.449,), abs=1e-3)
-    logits = predictions(recipe, make_network(recipe, dataset), split)
+    logits = predictions(recipe, build_network(recipe, signature_of(recipe, dataset)), split)
     assert logits.shape == (12, CLASSES)
 
 

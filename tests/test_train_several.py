@@ -1,11 +1,10 @@
 """Several runs at once: the same as one by one, continued, and none lost by another's failure."""
 
+import multiprocessing
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from test_train_engine import assert_same_weights, stop_at, toy
+from test_train_engine import assert_same_weights, toy, train_until
 from topklass.train import Interrupted, Recipe, several, train
-from topklass.train.several import differences, is_finished, train_all
+from topklass.train.several import differences, is_finished, raise_failed, train_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
+posix = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups of POSIX")
 
 
 def toy_recipe(folder: Path) -> Recipe:
@@ -49,37 +49,10 @@ def in_folders(recipes: list[Recipe], folder: Path) -> dict[Path, Recipe]:
     return {folder / str(number): recipe for number, recipe in enumerate(recipes)}
 
 
-def test_the_same_as_one_by_one(recipes, whole, tmp_path):
-    runs = in_folders(recipes, tmp_path)
-    ended: list[Path] = []
-    train_all(runs, at_once=2, finished=ended.append)
-    assert sorted(ended) == list(runs)
-    for one, other in zip(whole, runs, strict=True):
-        assert_same_weights(one, other)
-    written = [(run / "result.json").stat().st_mtime_ns for run in runs]
-    train_all(runs)
-    assert written == [(run / "result.json").stat().st_mtime_ns for run in runs]
-
-
-def test_an_interrupted_run_is_continued(recipes, whole, tmp_path, monkeypatch):
-    runs = in_folders(recipes[:1], tmp_path)
-    (run,) = runs
-    with monkeypatch.context() as patched:
-        stop_at(patched, 8, None)
-        with pytest.raises(Interrupted):
-            train(recipes[0], run)
-    assert not is_finished(run, recipes[0])
-    train_all(runs)
-    assert is_finished(run, recipes[0])
-    assert_same_weights(whole[0], run)
-
-
-def test_a_failure_does_not_end_the_others(recipes, whole, tmp_path):
-    wrong = recipes[0].with_changes({"batch_size": 1000})
-    runs = in_folders([wrong, recipes[1]], tmp_path)
-    with pytest.raises(ChildProcessError, match=r"1 of 2 runs failed: .*0: .*lower the batch size"):
-        train_all(runs)
-    assert_same_weights(whole[1], tmp_path / "1")
+def test_finished_runs_are_left_as_they_are(recipes, whole):
+    written = [(run / "result.json").stat().st_mtime_ns for run in whole]
+    train_all(dict(zip(whole, recipes, strict=True)))
+    assert written == [(run / "result.json").stat().st_mtime_ns for run in whole]
 
 
 def test_another_recipe_is_not_overwritten(recipes, whole):
@@ -92,6 +65,61 @@ def test_differences():
     assert differences([base]) == [""]
     others = [base.with_changes({"tau": 0.5}), base.with_changes({"epochs": 3})]
     assert differences([base, *others]) == ["epochs 30", "tau 0.5, epochs 30", "epochs 3"]
+
+
+def test_failed_runs_are_named():
+    raise_failed({}, 2)
+    with pytest.raises(ChildProcessError, match="1 of 2 runs failed: a: no disk"):
+        raise_failed({Path("a"): OSError("no disk")}, 2)
+
+
+def test_progress_is_sent(recipes, tmp_path, monkeypatch):
+    """If nobody is left to receive it, the run stops with a checkpoint."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    clock = iter(range(0, 10_000, 2))
+    monkeypatch.setattr(several, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    train(recipes[0], tmp_path / "heard", callbacks=[several._SendProgress(theirs, 2)])
+    received = []
+    while ours.poll():
+        received.append(ours.recv())
+    assert [share for share, _ in received] == sorted(share for share, _ in received)
+    assert received[-1][0] == 1.0
+    assert "validation loss" in received[-1][1]
+    ours.close()
+    with pytest.raises(Interrupted, match="stopped after step 1"):
+        train(recipes[0], tmp_path / "alone", callbacks=[several._SendProgress(theirs, 2)])
+    assert (tmp_path / "alone" / "checkpoints" / "last.ckpt").exists()
+
+
+@pytest.mark.slow
+def test_the_same_as_one_by_one(recipes, whole, tmp_path, monkeypatch):
+    """Also if a run was interrupted before; one that fails does not end the others."""
+    wrong = recipes[0].with_changes({"batch_size": 1000})
+    runs = in_folders([*recipes, wrong], tmp_path)
+    first = next(iter(runs))
+    train_until(monkeypatch, 8, recipes[0], first, dataset=None)
+    assert not is_finished(first, recipes[0])
+    ended: list[Path] = []
+    with pytest.raises(ChildProcessError, match=r"1 of 3 runs failed: .*2: .*lower the batch size"):
+        train_all(runs, at_once=2, finished=ended.append)
+    assert sorted(ended) == list(runs)[:2]
+    for one, other in zip(whole, sorted(ended), strict=True):
+        assert_same_weights(one, other)
+
+
+@pytest.mark.slow
+def test_an_error_here_stops_the_runs(recipes, tmp_path):
+    """As if the disk were full when a run is recorded: the error arrives, and nothing trains on."""
+
+    def full(folder: Path) -> None:
+        raise OSError("no space")
+
+    longer = recipes[0].with_changes({"epochs": 1000, "seed": 2})
+    runs = in_folders([recipes[0], longer], tmp_path)
+    with pytest.raises(OSError, match="no space"):
+        train_all(runs, at_once=2, finished=full)
+    assert [(run / "result.json").exists() for run in runs] == [True, False]
+    assert not multiprocessing.active_children()
 
 
 def in_group(runs: dict[Path, Recipe], script: Path) -> subprocess.Popen[bytes]:
@@ -119,70 +147,20 @@ def in_group(runs: dict[Path, Recipe], script: Path) -> subprocess.Popen[bytes]:
     )
 
 
-posix = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups of POSIX")
-
-
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("to_all", [True, False])
 def test_ctrl_c_while_processes_start(recipes, tmp_path, to_all):
-    """Nothing is begun, and they end without a word; also if the first process alone hears it.
-
-    Pressing it again does no harm.
-    """
+    """Nothing is begun, and they end without a word; also if the first process alone hears it."""
     runs = in_folders(recipes, tmp_path / "runs")
     process = in_group(runs, tmp_path / "script.py")
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in runs] == [b"starting\n"] * len(runs)
-    for _ in range(2):
-        (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
-        time.sleep(0.1)
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
-    assert output == b"stopped; the same command goes on from there\n"
+    assert output == b"stopped; the same command continues from there\n"
     assert process.returncode == 0
     assert not any(run.exists() for run in runs)
-
-
-def test_ctrl_c_of_the_first_process_alone(recipes, tmp_path, monkeypatch):
-    """Runs look whether it came, and stop with a checkpoint."""
-    monkeypatch.setattr(several, "_stop", SimpleNamespace(value=True))
-    monkeypatch.setattr(several, "_queue", queue.Queue())
-    with pytest.raises(Interrupted, match="stopped after step 2"):
-        train(recipes[0], tmp_path, callbacks=[several._Tell(tmp_path, recipes[0])])
-    assert (tmp_path / "checkpoints" / "last.ckpt").exists()
-
-
-def test_ctrl_c_between_steps(monkeypatch):
-    """Reading data, say, ends at once; between runs it is remembered."""
-    monkeypatch.setattr(several, "_stop", SimpleNamespace(value=False))
-    several._ask(signal.SIGINT, None)
-    assert several._stop.value
-    monkeypatch.setattr(several, "_idle", threading.Event())
-    with pytest.raises(KeyboardInterrupt):
-        several._ask(signal.SIGINT, None)
-
-
-def test_ctrl_c_is_held_back():
-    before = signal.getsignal(signal.SIGINT)
-    with several._ctrl_c_held() as heard:
-        signal.raise_signal(signal.SIGINT)
-    assert heard
-    assert signal.getsignal(signal.SIGINT) == before
-    with several._ctrl_c_held() as heard:
-        pass
-    assert not heard
-
-
-def test_an_error_here_stops_the_runs(recipes, tmp_path):
-    """As if the disk were full when a run is recorded: the error arrives, and nothing trains on."""
-
-    def full(folder: Path) -> None:
-        raise OSError("no space")
-
-    longer = [recipes[0].with_changes({"epochs": 100, "seed": seed}) for seed in (2, 3)]
-    runs = in_folders([recipes[0], *longer], tmp_path)
-    with pytest.raises(OSError, match="no space"):
-        train_all(runs, finished=full)
-    assert [(run / "result.json").exists() for run in runs] == [True, False, False]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +198,7 @@ def test_ctrl_c(longer, tmp_path, killed):
     else:
         os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)  # the runs have its output, and end with it
-    assert killed or b"the same command goes on" in output
+    assert killed or b"the same command continues" in output
     assert not any((run / "result.json").exists() for run in runs)
     assert not any(run.exists() for run in waiting)
     train_all(runs, at_once=2)

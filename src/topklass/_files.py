@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process has for itself.
+"""Atomic files, and folders locked by one process.
 
 A crash, a full disk or a second process never destroys the last good file.
 """
@@ -28,8 +28,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep a folder from other processes until the block ends; they get an error.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder until the block ends; other processes get an error.
 
     It is made for that if it can be written, and goes again if nothing was put into it. A process
     that ends in any way lets go of it. Where there are no such locks (Windows, some network drives)
@@ -37,7 +37,7 @@ def held(folder: Path) -> Iterator[None]:
 
     Example:
         >>> from tempfile import mkdtemp
-        >>> with held(Path(mkdtemp()) / "runs" / "first"):
+        >>> with lock_folder(Path(mkdtemp()) / "runs" / "first"):
         ...     pass
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]

@@ -1,4 +1,4 @@
-"""With what a number was made: processor, versions and commit."""
+"""What produced a number: processor, versions and commit."""
 
 import os
 import platform

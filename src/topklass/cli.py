@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields
+from dataclasses import Field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,20 +18,22 @@ try:
 except ImportError as error:
     raise ImportError("the command topklass needs pip install 'topklass[train]'") from error
 
-from topklass.train.recipe import Recipe, load_recipe
+from topklass.train.recipe import DATA, Recipe, load_recipe
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train and use classifiers that show a short list of guesses.",
+    help="Train and use classifiers that predict a short list of classes.",
 )
 console = Console()
-NOT_ON_THE_COMMAND_LINE = ("data_options", "milestones")
+RUN = "Run"
+FILE_ONLY = ("data_options", "milestones")
+"""Settings that are set in a recipe file; the first also by --option."""
 
 
 def main() -> None:
-    """Run the command; errors that a user can mend are one sentence."""
+    """Run the command; errors that a user can fix are one sentence."""
     try:
         app()
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
@@ -44,54 +46,62 @@ def main() -> None:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each setting of a recipe, None unless it is given."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.name != "settings"]
+    """Add an option for each setting of a recipe to a command, None unless it is given."""
     types = get_type_hints(Recipe)
-    options = []
-    for each in fields(Recipe):
-        if each.name in NOT_ON_THE_COMMAND_LINE:
-            continue
-        kind = types[each.name]
-        shown = "" if each.default in (None, MISSING) else f" (default: {each.default})"
-        info = typer.Option(help=each.metadata["help"] + shown, show_default=False)
-        annotation = Annotated[kind | None, info]  # type: ignore[valid-type]
-        options.append(
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
+    names = [each.name for each in fields(Recipe) if each.name not in FILE_ONLY]
 
     def run(**arguments: Any) -> None:
-        settings = {p.name: arguments.pop(p.name) for p in options}
-        command(**arguments, settings={n: v for n, v in settings.items() if v is not None})
+        given = {name: arguments.pop(name) for name in names}
+        command({name: value for name, value in given.items() if value is not None}, **arguments)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = {
+        each.name: Annotated[types[each.name] | None, option_for(each)] for each in fields(Recipe)
+    }
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.name != "settings"]
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*(p.replace(kind=keyword) for p in own), *options]
+        [p.replace(kind=p.KEYWORD_ONLY) for p in own]
+        + [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=options[name]
+            )
+            for name in names
+        ]
     )
     run.__doc__ = command.__doc__
     return run
+
+
+def in_panel(panel: str, help: str, *names: str, **options: Any) -> Any:
+    """An option under a heading of the help."""
+    return typer.Option(*names, help=escape(help), rich_help_panel=panel, **options)
+
+
+def option_for(setting: Field[Any]) -> Any:
+    """The option of a setting, with its default in the help."""
+    default = "" if setting.default is None else f" [default: {setting.default}]"
+    return in_panel(setting.metadata["group"], setting.metadata["help"] + default)
 
 
 @app.command("train")
 @with_settings
 def train_command(
     settings: dict[str, Any],
-    recipe: Annotated[Path | None, typer.Option(help="YAML file; options override it")] = None,
-    run: Annotated[Path | None, typer.Option(help="folder of the run (default: in runs/)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run")] = False,
-    option: Annotated[
-        list[str] | None, typer.Option(help="option of the data set, NAME=VALUE; repeatable")
-    ] = None,
+    recipe: Annotated[Path | None, in_panel(RUN, "YAML file; options override it.")] = None,
+    run: Annotated[Path | None, in_panel(RUN, "Folder; by default in runs/.")] = None,
+    resume: Annotated[bool, in_panel(RUN, "Continue the run.", "--resume")] = False,
     find_tau: Annotated[
-        bool, typer.Option("--find-tau", help="choose tau by short trials on validation images")
+        bool, in_panel(RUN, "Choose tau by short trials, on validation images.", "--find-tau")
     ] = False,
     find_epsilon: Annotated[
-        bool, typer.Option("--find-epsilon", help="choose epsilon in the same way")
+        bool, in_panel(RUN, "Choose epsilon in the same way.", "--find-epsilon")
     ] = False,
+    option: Annotated[
+        list[str] | None,
+        in_panel(DATA, "Option of the data set; repeatable.", metavar="NAME=VALUE"),
+    ] = None,
 ) -> None:
-    """Train a network; everything it needs to be repeated is saved with it."""
+    """Train a network, and save all that is needed to repeat the run."""
     from topklass.data import FORMATS
     from topklass.train.engine import RECIPE, train
     from topklass.train.trainer import Interrupted
@@ -105,19 +115,17 @@ def train_command(
         settings["data_options"] = {**chosen.data_options, **data_options(option)}
     chosen = chosen.with_changes(settings)
     folder = run or Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{chosen.loss}-{chosen.seed}"
-    if chosen.data not in FORMATS and Path(chosen.data).exists():  # from other folders as well
+    if chosen.data not in FORMATS and Path(chosen.data).exists():  # found from other folders, too
         chosen = chosen.with_changes({"data": str(Path(chosen.data).resolve())})
-    if (folder / "trials").exists() and not (folder / RECIPE).exists():
-        resume = False  # of the trials, which go on in any case
-    if not resume:
-        wanted = {"tau": find_tau, "epsilon": find_epsilon}
-        chosen = with_found(chosen, [name for name, find in wanted.items() if find], folder)
     try:
+        if not resume:
+            wanted = {"tau": find_tau, "epsilon": find_epsilon}
+            chosen = with_found(chosen, [name for name, find in wanted.items() if find], folder)
         record = train(chosen, folder, resume=resume, console=console)
     except Interrupted as stopped:
         console.print(f"{stopped} --run {folder}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
-    if not record:  # of several processes the first one speaks
+    if not record:  # only the first of several processes has it
         return
     test = {average: list(values.values()) for average, values in record["test"].items()}
     console.print(accuracy_table(record["test"]["micro"], **test))
@@ -135,9 +143,7 @@ def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
         try:
             trials = find_parameter(recipe, name, folder / "trials", console=console)
         except Interrupted:
-            said = f"stopped; go on by the same command with --run {folder}"
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(130) from None
+            raise Interrupted("stopped; continue by the same command with") from None
         console.print(trials_table(name, recipe.k, trials))
         value = best(trials).value
         console.print(f"Training with --{name} {value:g}.", highlight=False)
@@ -147,10 +153,10 @@ def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
 
 @app.command("evaluate")
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Test accuracies of a run: by list, by the average over views, by superclass."""
+    """Test accuracies of a run: by length of the list, over several crops, by superclass."""
     from topklass.train.evaluation import evaluate, load_run
 
     loaded = load_run(run)
@@ -159,34 +165,36 @@ def evaluate_command(
         console.print_json(data=record)
         return
     console.print(accuracy_table(record["lengths"], **record["accuracy"]))
-    k, seen = loaded.recipe.k, record["views"]
-    table = Table(f"average over {seen['number']} views", f"top-{k}")
-    titles = {"one": "the image alone", "softmax": "softmax", "marginal": "marginals"}
+    k, views = loaded.recipe.k, record["views"]
+    table = Table(f"average over {views['number']} crops", f"top-{k}")
+    titles = {"one": "the image alone", "softmax": "softmax", "marginals": "marginals"}
     for name, title in titles.items():
-        table.add_row(title, percent(seen[name]))
+        table.add_row(title, as_percent(views[name]))
     console.print(table)
     for name, rows in record["superclasses"].items():
         table = Table(name, "samples", "top-1", f"top-{k}")
         for row in rows:
-            shares = (percent(row["top1"]), percent(row["topk"]))
+            shares = (as_percent(row["top1"]), as_percent(row["topk"]))
             table.add_row(escape(row["name"]), str(row["samples"]), *shares)
         console.print(table)
 
 
 @app.command("predict")
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="folder of a run")],
-    images: Annotated[list[Path], typer.Argument(help="image files, or folders of them")],
-    k: Annotated[int | None, typer.Option(help="length of the lists (default: as trained)")] = None,
-    json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    k: Annotated[
+        int | None, typer.Option(help="Length of the lists; by default that of training.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Short lists for image files, with probabilities.
+    """Predict short lists for image files, with probabilities.
 
-    After training on a top-k loss the probability is that of belonging to the top k, so those of a
-    list may add up to k. After another loss it is that of being the class.
+    After training with a top-k loss, these are the probabilities of belonging to the top k, which
+    add up to at most k. After another loss, they are the probabilities of being the class.
     """
     from topklass.train.engine import RECIPE
-    from topklass.train.prediction import meaning, predict
+    from topklass.train.prediction import explain_probabilities, predict
 
     lists = predict(run, images, k)
     if json:
@@ -195,14 +203,16 @@ def predict_command(
     table = Table("image", "class", "probability")
     for guesses in lists:
         for number, (name, share) in enumerate(zip(*guesses[1:], strict=True)):
-            table.add_row("" if number else escape(guesses.path), escape(name), percent(share))
+            table.add_row("" if number else escape(guesses.path), escape(name), as_percent(share))
         table.add_section()
     console.print(table)
-    console.print(meaning(load_recipe(run / RECIPE), len(lists[0].classes)), highlight=False)
+    console.print(
+        explain_probabilities(load_recipe(run / RECIPE), len(lists[0].classes)), highlight=False
+    )
 
 
 @app.command()
-def check(data: Annotated[str, typer.Argument(help="path of an image folder")]) -> None:
+def check(data: Annotated[str, typer.Argument(help="Path of an image folder.")]) -> None:
     """Read every image of a data set, and list those that cannot be read."""
     from topklass.data import load
     from topklass.train.file_check import unreadable_images
@@ -217,19 +227,19 @@ def check(data: Annotated[str, typer.Argument(help="path of an image folder")]) 
 
 @app.command("compare")
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs")],
-    output: Annotated[Path, typer.Option(help="page to write")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    output: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
 ) -> None:
-    """Compare runs over seeds: a table here, and a page with figures."""
+    """Compare runs over seeds: print a table, and write a page with figures."""
     show_comparison(runs, output)
 
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="for runs and report")] = Path("runs/demo"),
-    at_once: Annotated[int, typer.Option(help="runs that train at the same time")] = 2,
+    folder: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/demo"),
+    at_once: Annotated[int, typer.Option(help="Runs that train at the same time.")] = 2,
 ) -> None:
-    """Compare three losses on confused letters, in about five minutes on two cores."""
+    """Compare three losses on characters with label noise; about five minutes on two cores."""
     from topklass.train.demo import PROBLEM, demo_runs
     from topklass.train.several import train_all
     from topklass.train.trainer import Interrupted
@@ -238,7 +248,7 @@ def demo(
     options = PROBLEM.data_options
     console.print(
         f"{options['classes']} characters, {options['per_class']} training images of each; "
-        f"{100 * PROBLEM.noise:.0f} % of their labels are drawn again among look-alikes.\n"
+        f"{100 * PROBLEM.noise:.0f} % of their labels are resampled among look-alikes.\n"
         f"{len(runs)} runs of {PROBLEM.epochs} epochs, {at_once} at a time:",
         highlight=False,
     )
@@ -311,7 +321,7 @@ def data_options(given: list[str]) -> dict[str, Any]:
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ValueError(f"an option of the data set is NAME=VALUE, got {pair!r}")
+            raise ValueError(f"an option of the data set must be NAME=VALUE, got {pair!r}")
         options[name.replace("-", "_")] = yaml.safe_load(value)
     return options
 
@@ -320,12 +330,12 @@ def accuracy_table(lengths: Iterable[object], micro: list[float], macro: list[fl
     """Test accuracies by the length of the list."""
     table = Table("test accuracy", "micro", "macro")
     for k, *shares in zip(lengths, micro, macro, strict=True):
-        table.add_row(f"top-{k}", *map(percent, shares))
+        table.add_row(f"top-{k}", *map(as_percent, shares))
     return table
 
 
-def percent(share: float) -> str:
-    """A share, as people read it."""
+def as_percent(share: float) -> str:
+    """A share in percent."""
     return f"{100 * share:.1f} %"
 
 

@@ -12,7 +12,7 @@ from experiments.catalogue import BY_RECIPE, EXPERIMENTS
 from experiments.experiment import RECORD
 from experiments.grid import planned_runs
 from experiments.plan import load_plan
-from topklass._files import held
+from topklass._files import lock_folder
 from topklass.train.trainer import Interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -115,7 +115,7 @@ def test_one_process_at_a_time(monkeypatch, capsys, tmp_path):
     """A second one would write into the same runs."""
     monkeypatch.setattr(EXPERIMENTS["level-sets"], "draw", lambda record, folder: [])
     command = ("level-sets", "--preset", "smoke", "--folder", str(tmp_path / "here"))
-    with held(tmp_path / "here"):
+    with lock_folder(tmp_path / "here"):
         assert run(monkeypatch, *command) == 2
     assert "another process works in" in " ".join(capsys.readouterr().err.split())
     assert run(monkeypatch, *command) == 0

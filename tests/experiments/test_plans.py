@@ -352,8 +352,8 @@ def test_metrics():
     assert value(row, 2, "validation top-k") == 60
     assert value(row, 2, "training top-2") is None
     assert value(row, 2, "ten-crop top-2") is None
-    assert value({**row, "views": {"marginal": 0.9}}, 2, "ten-crop top-2") == 90
-    assert value({**row, "views": {"marginal": 0.9}}, 2, "ten-crop top-1") is None
+    assert value({**row, "views": {"marginals": 0.9}}, 2, "ten-crop top-2") == 90
+    assert value({**row, "views": {"marginals": 0.9}}, 2, "ten-crop top-1") is None
     assert value(row, 2, "non-zero gradients") == 2
     for wrong in ("test", "validation macro top-5", "top-5", "test top-0x"):
         with pytest.raises(ValueError, match="unknown metric"):

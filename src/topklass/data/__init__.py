@@ -19,15 +19,7 @@ from topklass.data.loading import FORMATS, load
 from topklass.data.map_style import from_map_style, map_split
 from topklass.data.seeds import generator
 from topklass.data.subsets import balanced_subset, hold_out, long_tail
-from topklass.data.transforms import (
-    IMAGENET,
-    Normalize,
-    cutmix,
-    cutout,
-    random_crop,
-    ten_crop,
-    with_mirror,
-)
+from topklass.data.transforms import IMAGENET, Normalize, cutmix, cutout, random_crop
 
 __all__ = [
     "FORMATS",
@@ -57,6 +49,4 @@ __all__ = [
     "read_npz",
     "superclass_noise",
     "symmetric_noise",
-    "ten_crop",
-    "with_mirror",
 ]

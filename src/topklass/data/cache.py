@@ -1,4 +1,4 @@
-"""Files that can be made again: kept under the user's cache folder, whole or not at all."""
+"""A cache of computed tensors in the user's cache folder."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,12 +78,6 @@ class Split:
         chosen = images[indices] if isinstance(images, Tensor) else images.take(indices)
         return Split(chosen, self.labels[indices])
 
-    def to(self, device: torch.device | str) -> Split:
-        """The same on another device; pictures that are read on demand stay where they are."""
-        images = self.images
-        moved = images.to(device) if isinstance(images, Tensor) else images
-        return Split(moved, self.labels.to(device))
-
 
 def _check_images(images: Tensor) -> None:
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):
@@ -124,8 +118,8 @@ class Dataset:
         train: what to learn from.
         test: what to report on.
         classes: a name for each class, all different.
-        validation: what to choose by; None until :func:`topklass.data.hold_out` takes it from train.
-        superclasses: coarser divisions by name; label noise uses the first unless told otherwise.
+        validation: what to choose by; None until :func:`topklass.data.hold_out` makes it.
+        superclasses: coarser divisions by name; label noise uses the first.
         record: how it was made, for JSON or YAML: its origin, and the steps taken since.
 
     Example:
@@ -174,22 +168,10 @@ class Dataset:
         changes: dict[str, Any] = {**splits, "record": {**self.record, "steps": steps}}
         return replace(self, **changes)
 
-    def to(self, device: torch.device | str) -> Self:
-        """The same with images and labels on another device."""
-        moved: dict[str, Any] = {name: split.to(device) for name, split in self.splits.items()}
-        return replace(self, **moved)
-
 
 def class_counts(split: Split, classes: int) -> Tensor:
     """Number of images of each class, (C)."""
     return torch.bincount(split.labels, minlength=classes)
-
-
-def one_of(found: Sequence[str], name: str, what: str) -> str:
-    """The name, if it is there."""
-    if name not in found:
-        raise ValueError(f"there is no {what} {name!r}; there is {', '.join(found) or 'none'}")
-    return name
 
 
 def _check_range(what: str, indices: Tensor, number: int) -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from topklass.data._extras import extra
-from topklass.data.transforms import ten_crop
 
 
 def random_view(
@@ -47,19 +46,25 @@ def random_view(
 
 
 def fixed_views(picture: Any, *, resize: int = 256, crop: int = 224, ten: bool = True) -> Tensor:
-    """The crops of a picture at test.
+    """The crops of a picture at test: corners, centre, and the same of the mirror image.
 
     Args:
         picture: a Pillow image, or a uint8 tensor (channels, H, W).
         resize: what the smaller side becomes.
         crop: height and width of a crop.
-        ten: ten crops, or the centre alone.
+        ten: ten crops (Krizhevsky et al. 2012), or the centre alone.
 
     Returns:
         A uint8 tensor (10, channels, crop, crop), or with 1 in place of 10.
     """
-    crops = ten_crop(resized(picture, resize, crop).unsqueeze(0), crop)[0]
-    return crops if ten else crops[4:5]
+    functional, image = (
+        extra("torchvision.transforms.v2.functional"),
+        resized(picture, resize, crop),
+    )
+    if ten:
+        return torch.stack(functional.ten_crop(image, [crop]))
+    centre: Tensor = functional.center_crop(image, [crop])
+    return centre[None]
 
 
 def resized(picture: Any, resize: int, crop: int) -> Tensor:

@@ -79,7 +79,7 @@ def read_image(path: str | Path) -> Any:
 
 
 def eight_bits(picture: Any) -> Any:
-    """A picture of 16 bits, which Pillow would cut off at 255, by the upper ones; others as is."""
+    """A picture with 16 bits per pixel reduced to 8, where Pillow would clip; others unchanged."""
     if not picture.mode.startswith("I;16"):
         return picture
     return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L")

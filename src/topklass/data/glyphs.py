@@ -18,7 +18,7 @@ from topklass.data.rendering import draw, masks
 from topklass.data.seeds import generator
 
 VERSION = 1
-"""Of the images: another one makes those that are kept in the cache be drawn again."""
+"""Version of the images; a new one invalidates those in the cache."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def glyphs(
     Every image shows one character in a random face of those that have it (DejaVu Sans, Serif and
     Mono, STIX, Computer Modern; all weights and slants), turned, sheared, stretched, shifted and
     blurred a little, dark on light, with noise. Many classes look the same or nearly so in
-    different scripts, as A in Latin, Greek and Cyrillic: of 300 classes even who knows every clean
-    image by heart gets 92 % right with one guess, and 100 % with five. The three splits are drawn
-    alike, from the same faces.
+    different scripts, as A in Latin, Greek and Cyrillic: of 300 classes, even an oracle that
+    knows every clean image gets 92 % right with one guess, and 100 % with five. The three splits
+    have the same distribution and the same faces.
 
     Superclasses: "lookalikes", groups of at most five characters whose clean images are closest,
     and "script".

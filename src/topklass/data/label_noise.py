@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, is_number
-from topklass.data.dataset import Dataset, Split, one_of
+from topklass._checks import is_number
+from topklass.data.dataset import Dataset, Split
 from topklass.data.seeds import generator
 
-TRAIN = ("train",)
+BLOCK = 5
 
 
-def superclass_noise(
-    dataset: Dataset,
-    p: float,
-    seed: int = 0,
-    *,
-    by: str | None = None,
-    splits: Sequence[str] = TRAIN,
-) -> Dataset:
-    """Replace labels by labels of the same superclass (Berrada et al., section 5.1).
+def superclass_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
+    """Replace training labels by labels of the same superclass (Berrada et al., section 5.1).
 
-    With probability p a label is replaced by one of its superclass, each as likely as the others,
+    With probability p a label is replaced by one of its superclass, drawn uniformly,
     the old one included: of a superclass of 5, p · 4/5 of the labels change.
 
     Args:
         dataset: one with superclasses.
-        p: probability to draw a label again, 0 to 1.
+        p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
-        by: name of the superclasses; the first ones by default.
-        splits: whose labels; those of validation and test stay clean unless named.
 
     Returns:
         The dataset with other labels.
@@ -51,16 +40,12 @@ def superclass_noise(
             f"{dataset.name} has no superclasses: block noise and symmetric noise need none "
             "(--noise-kind symmetric)"
         )
-    names = list(dataset.superclasses)
-    by = names[0] if by is None else one_of(names, by, "division into superclasses")
-    group = dataset.superclasses[by].of_class
-    return _with_noise(dataset, group, p, seed, splits, {"step": "superclass_noise", "by": by})
+    by, division = next(iter(dataset.superclasses.items()))
+    return _with_noise(dataset, division.of_class, p, seed, {"step": "superclass_noise", "by": by})
 
 
-def block_noise(
-    dataset: Dataset, p: float, seed: int = 0, *, block: int = 5, splits: Sequence[str] = TRAIN
-) -> Dataset:
-    """Replace labels by labels of the same block of five consecutive classes.
+def block_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
+    """Replace training labels by labels of the same block of five consecutive classes.
 
     With probability p the label y becomes y − y mod 5 + U{0, …, 4}. On the alphabetical labels of
     CIFAR-100 the published code of Berrada et al. and of Garcin et al. does this, although both
@@ -68,65 +53,49 @@ def block_noise(
 
     Args:
         dataset: any.
-        p: probability to draw a label again, 0 to 1.
+        p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
-        block: number of classes in a block; the last block may have fewer.
-        splits: whose labels; those of validation and test stay clean unless named.
 
     Returns:
         The dataset with other labels.
     """
-    check_count("block", block)
-    group = torch.arange(len(dataset.classes)) // block
-    return _with_noise(dataset, group, p, seed, splits, {"step": "block_noise", "block": block})
+    group = torch.arange(len(dataset.classes)) // BLOCK
+    return _with_noise(dataset, group, p, seed, {"step": "block_noise", "block": BLOCK})
 
 
-def symmetric_noise(
-    dataset: Dataset, p: float, seed: int = 0, *, splits: Sequence[str] = TRAIN
-) -> Dataset:
-    """Replace labels by labels of any class.
+def symmetric_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
+    """Replace training labels by labels of any class.
 
-    With probability p a label is replaced by one of all C, each as likely as the others, the old
+    With probability p a label is replaced by one of all C classes, drawn uniformly, the old
     one included: p · (C − 1)/C of the labels change.
 
     Args:
         dataset: any.
-        p: probability to draw a label again, 0 to 1.
+        p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
-        splits: whose labels; those of validation and test stay clean unless named.
 
     Returns:
         The dataset with other labels.
     """
     group = torch.zeros(len(dataset.classes), dtype=torch.int64)
-    return _with_noise(dataset, group, p, seed, splits, {"step": "symmetric_noise"})
+    return _with_noise(dataset, group, p, seed, {"step": "symmetric_noise"})
 
 
 def _with_noise(
-    dataset: Dataset,
-    group: Tensor,
-    p: float,
-    seed: int,
-    splits: Sequence[str],
-    step: dict[str, object],
+    dataset: Dataset, group: Tensor, p: float, seed: int, step: dict[str, object]
 ) -> Dataset:
-    """Draw labels again within their group of classes, (C)."""
+    """Resample training labels within their group of classes, (C)."""
     if not is_number(p) or not 0 <= p <= 1:
         raise ValueError(f"p must be a probability, from 0 to 1, got p={p!r}")
-    present = dataset.splits
-    noisy, changed = {}, {}
-    for name in splits:
-        old = present[one_of(list(present), name, "split")]
-        labels = _redrawn(old.labels.cpu(), group.cpu(), p, generator(seed, "noise", name))
-        labels = labels.to(old.labels.device)
-        noisy[name] = Split(old.images, labels)
-        changed[name] = int((labels != old.labels).sum())
-    step |= {"p": float(p), "seed": seed, "splits": list(splits), "changed": changed}
-    return dataset.changed(step, **noisy)
+    clean = dataset.train.labels
+    labels = _resampled(clean.cpu(), group.cpu(), p, generator(seed, "noise", "train"))
+    labels = labels.to(clean.device)
+    step |= {"p": float(p), "seed": seed, "changed": int((labels != clean).sum())}
+    return dataset.changed(step, train=Split(dataset.train.images, labels))
 
 
-def _redrawn(labels: Tensor, group: Tensor, p: float, stream: torch.Generator) -> Tensor:
-    """Labels (N), with probability p drawn uniformly from the classes of their group."""
+def _resampled(labels: Tensor, group: Tensor, p: float, stream: torch.Generator) -> Tensor:
+    """Labels (N), resampled with probability p, uniformly from the classes of their group."""
     members = group.argsort(stable=True)
     sizes = torch.bincount(group)
     starts = sizes.cumsum(0) - sizes

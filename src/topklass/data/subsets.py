@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topklass._checks import check_count, check_number
-from topklass.data.dataset import Dataset, class_counts, one_of
+from topklass.data.dataset import Dataset, class_counts
 from topklass.data.seeds import generator
-
-SHAPES = ("exponential", "pareto")
 
 
 def hold_out(dataset: Dataset, size: int, seed: int = 0) -> Dataset:
@@ -60,22 +57,16 @@ def balanced_subset(dataset: Dataset, size: int, seed: int = 0) -> Dataset:
     return _kept(dataset, wanted, step)
 
 
-def long_tail(
-    dataset: Dataset, imbalance: float = 100.0, shape: str = "exponential", seed: int = 0
-) -> Dataset:
+def long_tail(dataset: Dataset, imbalance: float = 100.0, seed: int = 0) -> Dataset:
     r"""Keep ever fewer training images of later classes.
 
-    .. math:: n_c = n_{max} \, I^{-c/(C-1)} \quad\text{or}\quad
-              n_c = n_{max} \, (c+1)^{-\log I / \log C}, \qquad c = 0 \dots C-1
+    .. math:: n_c = n_{max} \, I^{-c/(C-1)}, \qquad c = 0 \dots C-1
 
-    "exponential", as in CIFAR-100-LT (Cao et al. 2019), or "pareto", where the counts are the
-    quantiles of a Pareto distribution with index log C / log I: fewer frequent classes, and more
-    that are equally rare. Counts are rounded down, but not to 0.
+    as in CIFAR-100-LT (Cao et al. 2019). Counts are rounded down, but not to 0.
 
     Args:
         dataset: any; n_max is the number of training images of its smallest class.
         imbalance: I, how many times more images the first class has than the last; at least 1.
-        shape: "exponential" or "pareto".
         seed: which images.
 
     Returns:
@@ -88,23 +79,16 @@ def long_tail(
         >>> long_tail(Dataset("toy", split, split, ("cat", "dog", "cow"))).counts
         tensor([100,  10,   1])
     """
-    one_of(SHAPES, shape, "shape")
     check_number("imbalance", imbalance, positive=True)
     if imbalance < 1:
         raise ValueError(f"imbalance must be at least 1, got imbalance={imbalance}")
     most, classes = int(dataset.counts.min()), len(dataset.classes)
     if most == 0:
         raise ValueError("a class without training images cannot be a part of a long tail")
-    power = log(imbalance) / log(classes) if classes > 1 else 0.0
-    wanted = [
-        most * imbalance ** (-c / max(classes - 1, 1))
-        if shape == "exponential"
-        else most * (c + 1) ** -power
-        for c in range(classes)
-    ]
+    wanted = [most * imbalance ** (-c / max(classes - 1, 1)) for c in range(classes)]
     # 1e-9: a count that is whole stays whole
     counts = torch.tensor([max(1, int(count + 1e-9)) for count in wanted])
-    step = {"step": "long_tail", "imbalance": float(imbalance), "shape": shape, "seed": seed}
+    step = {"step": "long_tail", "imbalance": float(imbalance), "seed": seed}
     return _kept(dataset, counts, step)
 
 

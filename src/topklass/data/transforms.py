@@ -1,4 +1,8 @@
-"""Batches of small images, augmented and normalised on the device on which they are."""
+"""Batches of small images, augmented and normalised on their device.
+
+torchvision's transforms draw from the global generator, and the same crop for a whole batch; these
+are functions of a generator, and every image of a batch is transformed by itself.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from topklass._checks import check_count
-from topklass.data.dataset import Split, one_of
+from topklass.data.dataset import Split
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,8 +32,8 @@ def random_crop(
 ) -> Tensor:
     """Shift images at random, and mirror half of them: pad, random crop of the old size, flip.
 
-    The augmentation of CIFAR in Berrada et al., section 5.1. Every image moves by itself. The few
-    random numbers come from the CPU, so that they are the same for every device; nothing waits.
+    The augmentation of CIFAR in Berrada et al., section 5.1, of every image by itself. The few
+    random numbers come from the CPU, so that they are the same for every device.
 
     Args:
         images: (N, channels, H, W), any type, on any device.
@@ -51,7 +54,8 @@ def random_crop(
                   [7, 8, 9],
                   [0, 0, 0]]]], dtype=torch.uint8)
     """
-    one_of(BORDERS, border, "border")
+    if border not in BORDERS:
+        raise ValueError(f"border must be one of {', '.join(BORDERS)}, got {border!r}")
     if pad < 0:
         raise ValueError(f"pad must not be negative, got pad={pad}")
     count, channels, height, width = images.shape
@@ -139,45 +143,6 @@ def cutmix(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor, flo
     return mixed, others, 1 - pasted / (lengths[0] * lengths[1])
 
 
-def ten_crop(images: Tensor, size: int) -> Tensor:
-    """Four corners, the centre, and their mirror images (Krizhevsky et al. 2012).
-
-    Args:
-        images: (N, channels, H, W).
-        size: height and width of a crop, at most H and W.
-
-    Returns:
-        Crops (N, 10, channels, size, size): top left, top right, bottom left, bottom right, centre,
-        then the same of the mirrored image.
-
-    Example:
-        >>> ten_crop(torch.zeros(2, 3, 256, 300), 224).shape
-        torch.Size([2, 10, 3, 224, 224])
-    """
-    height, width = images.shape[-2:]
-    check_count("size", size, min(height, width), "the smaller side of the images")
-    down, right = height - size, width - size
-    corners = [(0, 0), (0, right), (down, 0), (down, right), (down // 2, right // 2)]
-    crops = [
-        side[..., top : top + size, left : left + size]
-        for side in (images, images.flip(-1))
-        for top, left in corners
-    ]
-    return torch.stack(crops, 1)
-
-
-def with_mirror(images: Tensor) -> Tensor:
-    """Images and their mirror images, (N, 2, channels, H, W): the views of small images at test.
-
-    Args:
-        images: (N, channels, H, W).
-
-    Returns:
-        Two views of each.
-    """
-    return torch.stack([images, images.flip(-1)], 1)
-
-
 class Normalize(nn.Module):
     """From bytes to numbers with mean 0 and deviation 1 in each channel.
 
@@ -207,7 +172,7 @@ class Normalize(nn.Module):
 
     @classmethod
     def of(cls, split: Split) -> Self:
-        """With mean and deviation of a split in memory; this waits for the device."""
+        """With mean and deviation of a split in memory; this synchronises with the device."""
         if not isinstance(split.images, Tensor):
             raise TypeError(
                 "pictures that are read on demand have no cheap statistics: pass mean and std, "

@@ -140,7 +140,7 @@ def build(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the numbers that a network learns, shared ones once.
+    """Count the parameters of a network; shared ones count once.
 
     Example:
         >>> count_parameters(nn.Linear(3, 2))

@@ -1,4 +1,4 @@
-"""Networks that others made, for other images and other classes."""
+"""Adapting networks to other images and other classes."""
 
 import torch
 from torch import nn

@@ -1,12 +1,7 @@
 """DenseNet for small images (Huang et al. 2017)."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
 
 from topklass._checks import check_count, check_number
 
@@ -35,8 +30,6 @@ class DenseNet(nn.Module):
         bottleneck: whether to build the BC form.
         dropout: probability of zeros after each convolution but the first. The paper takes 0.2 for
             data without augmentation and 0 otherwise.
-        memory_efficient: whether to compute layers again in the backward pass, which takes less
-            memory and more time. The results are the same.
 
     Example:
         >>> network = DenseNet(40, 12, classes=10)
@@ -53,7 +46,6 @@ class DenseNet(nn.Module):
         *,
         bottleneck: bool = False,
         dropout: float = 0.0,
-        memory_efficient: bool = False,
     ) -> None:
         super().__init__()
         layers = _layers_of_block(depth, bottleneck)
@@ -68,7 +60,7 @@ class DenseNet(nn.Module):
                 narrow = width // 2 if bottleneck else width
                 parts += [*_convolution(width, narrow, 1, dropout), nn.AvgPool2d(2)]
                 width = narrow
-            parts += [_DenseBlock(layers, width, growth, bottleneck, dropout, memory_efficient)]
+            parts += [_DenseBlock(layers, width, growth, bottleneck, dropout)]
             width += layers * growth
         self.features = nn.Sequential(*parts, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         self.classifier = nn.Linear(width, classes)
@@ -91,27 +83,17 @@ class _DenseBlock(nn.ModuleList):
     """Keeps all outputs; the last one is their concatenation."""
 
     def __init__(
-        self,
-        layers: int,
-        width: int,
-        growth: int,
-        bottleneck: bool,
-        dropout: float,
-        memory_efficient: bool,
+        self, layers: int, width: int, growth: int, bottleneck: bool, dropout: float
     ) -> None:
         super().__init__(
             _DenseLayer(width + layer * growth, growth, bottleneck, dropout)
             for layer in range(layers)
         )
-        self.memory_efficient = memory_efficient
 
     def forward(self, images: Tensor) -> Tensor:
         outputs = [images]
         for layer in self:
-            if self.memory_efficient and torch.is_grad_enabled():
-                outputs.append(_recomputed(layer, outputs))
-            else:
-                outputs.append(layer(*outputs))
+            outputs.append(layer(*outputs))
         return torch.cat(outputs, 1)
 
 
@@ -150,27 +132,3 @@ def _layers_of_block(depth: int, bottleneck: bool) -> int:
             f"depth of a {form} must be 4 more than a multiple of {convolutions}, got depth={depth}"
         )
     return layers
-
-
-def _recomputed(layer: nn.Module, outputs: list[Tensor]) -> Tensor:
-    """What the layer gives, of which only the inputs are kept for the backward pass."""
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_kept(layer)
-
-    result: Tensor = checkpoint(layer, *outputs, use_reentrant=False, context_fn=contexts)
-    return result
-
-
-@contextmanager
-def _statistics_kept(layer: nn.Module) -> Iterator[None]:
-    """Let no normalisation count a batch twice."""
-    norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
-    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, torch.zeros(())
-    try:
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, kept, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count

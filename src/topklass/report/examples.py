@@ -18,7 +18,7 @@ from topklass import predict_topk
 from topklass.data import Dataset
 from topklass.prediction import TopK
 from topklass.train.comparison import Comparison, Group
-from topklass.train.details import readable
+from topklass.train.details import printable
 from topklass.train.engine import predictions
 from topklass.train.evaluation import load_run
 from topklass.train.prediction import scale_of
@@ -129,7 +129,7 @@ def _dataset(group: Group) -> Dataset:
     """The data of a group's first run, if they are still the same."""
     run = group.first
     dataset = prepare_data(run.recipe)
-    same = tuple(readable(dataset.classes)) == run.classes
+    same = tuple(printable(dataset.classes)) == run.classes
     if not same or not torch.equal(dataset.test.labels.cpu(), run.labels):
         raise ValueError(f"the data set {dataset.name} is not the same as when it was trained on.")
     return dataset
@@ -156,6 +156,6 @@ def _note(comparison: Comparison, groups: list[Group], k: int, differ: bool) -> 
     )
     number = min(GUESSES, len(comparison.classes) - 1)
     return (
-        f"{how} Percentages are those of topklass predict: after a top-k loss the probability to "
-        f"belong to the top {number}, else that to be the class."
+        f"{how} Percentages are those of topklass predict: after a top-k loss the probability of "
+        f"belonging to the top {number}, else that of being the class."
     )

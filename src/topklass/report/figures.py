@@ -43,9 +43,7 @@ class Picture:
 
 def pictures(comparison: Comparison) -> list[Picture]:
     """All figures that the runs have data for."""
-    drawn = [*curves(comparison), by_length(comparison), by_class(comparison)]
-    gradient = sparsity(comparison)
-    return [*drawn, gradient] if gradient else drawn
+    return [*curves(comparison), by_length(comparison), by_class(comparison)]
 
 
 def swatches(comparison: Comparison, name: str) -> list[Markup]:
@@ -136,29 +134,6 @@ def _sorted_classes(comparison: Comparison, k: int) -> Picture:
     return _picture(comparison, "classes", title, caption, "% of classes", lines)
 
 
-def sparsity(comparison: Comparison) -> Picture | None:
-    """Share of gradients that are not 0, by epoch; None if it was not logged."""
-    lines = [_by_epoch(group, "train/gradient") for group in comparison.groups]
-    values = [value.mean for line in lines for _, value in line]
-    if not values:
-        return None
-
-    def logarithmic(axes: Axes) -> None:
-        if 0 < min(values) < 0.05:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("")
-        else:
-            axes.set_ylim(bottom=0)
-
-    caption = (
-        "Share of the scores that training changes: those where the gradient of the loss is not 0, "
-        "mean over the images of an epoch."
-    )
-    title = "Scores with a gradient"
-    return _picture(comparison, "gradient", title, caption, "epoch", lines, logarithmic)
-
-
 def _picture(
     comparison: Comparison,
     name: str,
@@ -200,12 +175,12 @@ def _look(style: Style) -> dict[str, Any]:
 
 def _described(comparison: Comparison, title: str, horizontal: str, lines: Sequence[Line]) -> str:
     """What a figure shows, with the ends of its lines."""
-    said = [
+    lines_described = [
         f"{comparison.title(group)}: {_at(*line[0])}, {_at(*line[-1])}"
         for group, line in zip(comparison.groups, lines, strict=True)
         if line
     ]
-    return f"{title}. Horizontal axis: {horizontal}. {'; '.join(said)}."
+    return f"{title}. Horizontal axis: {horizontal}. {'; '.join(lines_described)}."
 
 
 def _at(place: float, value: Estimate) -> str:

@@ -12,7 +12,7 @@ from topklass.report.colours import DARK_PAGE, LIGHT_PAGE, variables
 from topklass.report.examples import examples
 from topklass.report.figures import pictures, swatches
 from topklass.train.comparison import Comparison
-from topklass.train.finished import FinishedRun, shown
+from topklass.train.finished import FinishedRun, format_value
 from topklass.train.headline import headline
 from topklass.train.recipe import LOSS_OPTIONS
 from topklass.train.results_table import results_table
@@ -72,7 +72,7 @@ def contents(comparison: Comparison) -> dict[str, Any]:
 def common_settings(comparison: Comparison) -> dict[str, str]:
     """Settings that are the same in all recipes; those of losses are in the table."""
     return {
-        name: shown(value)
+        name: format_value(value)
         for name, value in comparison.groups[0].settings.items()
         if name not in (*comparison.differing, "loss", *LOSS_OPTIONS)
     }
@@ -83,7 +83,7 @@ def _run(comparison: Comparison, run: FinishedRun) -> tuple[str, ...]:
     return (
         run.folder.name or str(run.folder),
         run.title,
-        *(shown(run.settings.get(name)) for name in comparison.differing),
+        *(format_value(run.settings.get(name)) for name in comparison.differing),
         str(run.recipe.seed),
         str(run.result["epoch"] + 1),
         f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s",

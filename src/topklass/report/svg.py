@@ -55,7 +55,7 @@ def inline(figure: Figure, name: str, alt: str = "") -> Markup:
     body = re.sub(r'<g id="[^"]*">', "<g>", body)
     body = re.sub(r'font-family: [^;"]*', "font-family: system-ui, sans-serif", body)
     body = re.sub(r"\s*\n\s*", " ", body).replace("xlink:href", "href")
-    for colour, meaning in IN_PAGE.items():
-        body = body.replace(colour, meaning)
+    for colour, variable_name in IN_PAGE.items():
+        body = body.replace(colour, variable_name)
     role = f'role="img" aria-label="{escape(alt)}"' if alt else 'aria-hidden="true"'
     return Markup(f"<svg {box} {role}>{body}</svg>")

@@ -1,22 +1,35 @@
 """Training by recipes; needs ``topklass[train]``.
 
-What is not used is not imported: Lightning alone takes longer than all of topklass.
+Modules are imported on first use: Lightning alone takes longer than all of topklass.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topklass.train.comparison import Comparison, compare
-    from topklass.train.criterion import LOSSES, build_loss, gradient_scale
-    from topklass.train.engine import train
-    from topklass.train.evaluation import Run, evaluate, load_run
-    from topklass.train.find import find_parameter
-    from topklass.train.prediction import Guesses, predict
-    from topklass.train.problem import prepare_data
-    from topklass.train.recipe import Recipe, load_recipe
-    from topklass.train.several import train_all
-    from topklass.train.trainer import Interrupted
+    from topklass.train.comparison import Comparison as Comparison
+    from topklass.train.comparison import compare as compare
+    from topklass.train.criterion import (
+        LOSSES as LOSSES,
+    )
+    from topklass.train.criterion import (
+        build_loss as build_loss,
+    )
+    from topklass.train.criterion import (
+        gradient_scale as gradient_scale,
+    )
+    from topklass.train.engine import train as train
+    from topklass.train.evaluation import Run as Run
+    from topklass.train.evaluation import evaluate as evaluate
+    from topklass.train.evaluation import load_run as load_run
+    from topklass.train.find import find_parameter as find_parameter
+    from topklass.train.prediction import Guesses as Guesses
+    from topklass.train.prediction import predict as predict
+    from topklass.train.problem import prepare_data as prepare_data
+    from topklass.train.recipe import Recipe as Recipe
+    from topklass.train.recipe import load_recipe as load_recipe
+    from topklass.train.several import train_all as train_all
+    from topklass.train.trainer import Interrupted as Interrupted
 
 MODULE_OF = {
     "LOSSES": "criterion",
@@ -37,25 +50,7 @@ MODULE_OF = {
     "train": "engine",
     "train_all": "several",
 }
-__all__ = [
-    "LOSSES",
-    "Comparison",
-    "Guesses",
-    "Interrupted",
-    "Recipe",
-    "Run",
-    "build_loss",
-    "compare",
-    "evaluate",
-    "find_parameter",
-    "gradient_scale",
-    "load_recipe",
-    "load_run",
-    "predict",
-    "prepare_data",
-    "train",
-    "train_all",
-]
+__all__ = list(MODULE_OF)
 
 
 def __getattr__(name: str) -> object:

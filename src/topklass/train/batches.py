@@ -1,4 +1,4 @@
-"""Batches of images in memory: a function of seed, epoch and step, and of nothing else."""
+"""Batches of images in memory, as a function of seed, epoch and step alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 class ShuffledBatches(ABC):
-    """Batches in random order, which know where they are and can be continued there.
+    """Batches in random order, which can be continued in the middle of an epoch.
 
     Which samples a batch has depends on seed, epoch and step alone, so a run that is interrupted
     and continued sees the same as one that is not. With several processes each takes its share of
@@ -57,11 +57,11 @@ class ShuffledBatches(ABC):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where to go on."""
+        """The position of the next batch."""
         return {"epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on there."""
+        """Continue at a position."""
         self.epoch, self.step = state["epoch"], state["step"]
 
     @abstractmethod
@@ -139,10 +139,10 @@ class EvaluationBatches:
 
 
 def shared_steps(samples: int, batch_size: int, rank: int, processes: int) -> list[Tensor]:
-    """Indices of each batch of a process, as many batches for every process.
+    """Indices of each batch of a process, with equally many batches for every process.
 
-    A network in pieces is gathered from all processes for each batch: one with a batch more than
-    the others would wait for them forever. So a batch may have one sample more than its share.
+    A sharded network is gathered from all processes for each batch: a process with one batch more
+    would wait for the others forever. So a batch may have one sample more than its share.
 
     Example:
         >>> [shared_steps(5, 4, rank, processes=2) for rank in range(2)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from topklass.train.criterion import LOSSES
-from topklass.train.finished import FinishedRun, NotFinished, read_run, shown
+from topklass.train.finished import FinishedRun, NotFinished, format_value, read_run
 from topklass.train.recipe import LOSS_OPTIONS
 from topklass.train.statistics import Difference, Estimate, difference, estimate, pooled
 
@@ -100,13 +100,15 @@ class Comparison:
     def differing(self) -> tuple[str, ...]:
         """Settings that differ between groups, besides the loss and its parameters."""
         names = dict.fromkeys(name for group in self.groups for name in group.settings)
-        values = {name: {shown(g.settings.get(name)) for g in self.groups} for name in names}
+        values = {name: {format_value(g.settings.get(name)) for g in self.groups} for name in names}
         return tuple(name for name in names if len(values[name]) > 1 and name not in OF_LOSS)
 
     def title(self, group: Group) -> str:
         """What tells a group from the others: loss, parameters, and settings that differ."""
-        said = [f"{name} {shown(group.settings.get(name))}" for name in self.differing]
-        return ", ".join([group.first.title, *said])
+        differences = [
+            f"{name} {format_value(group.settings.get(name))}" for name in self.differing
+        ]
+        return ", ".join([group.first.title, *differences])
 
     def base(self, group: Group) -> Group | None:
         """The best cross-entropy on the same training data, by the longest lists."""

@@ -128,7 +128,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def surplus(name: str, options: Iterable[str]) -> str:
+def unknown_options(name: str, options: Iterable[str]) -> str:
     """Options that a loss does not have, and those that it has; nothing if it has them all."""
     known = loss_info(name).options
     unknown = ", ".join(option for option in options if option not in known)
@@ -146,7 +146,7 @@ def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn
         options: parameters of the loss; one that it does not have is an error.
     """
     info = loss_info(name)
-    if wrong := surplus(name, options):
+    if wrong := unknown_options(name, options):
         raise ValueError(f"the loss {name!r} has no option {wrong}")
     arguments: dict[str, Any] = dict(options)
     if info.takes_k:

@@ -27,7 +27,7 @@ PROBLEM = Recipe(
     border="edge",
     learning_rate=0.4,
 )
-"""300 characters, ten images of each, of whose labels 40 % are drawn again among five look-alikes.
+"""300 characters, ten images of each, 40 % of their labels resampled among look-alikes.
 
 Everything but the loss is the same for all; the losses have their default parameters. The problem
 was picked with other seeds and images, such that lists of five can go wrong, and the learning rate

@@ -31,7 +31,7 @@ def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) ->
     """
     labels = dataset.test.labels.cpu()
     return {
-        "classes": readable(dataset.classes),
+        "classes": printable(dataset.classes),
         "counts": dataset.counts.tolist(),
         "labels": labels.tolist(),
         "ranks": target_rank(logits, labels).tolist(),
@@ -41,17 +41,17 @@ def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) ->
 
 
 def digest(split: Split) -> str | None:
-    """A hash of images in memory, to tell other ones with the same labels."""
+    """A hash of images in memory; None for image files."""
     if not isinstance(split.images, Tensor):
         return None
     return blake2b(split.images.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def readable(names: Iterable[str]) -> list[str]:
+def printable(names: Iterable[str]) -> list[str]:
     r"""Names that can be written: what is not Unicode in them becomes a question mark.
 
     Example:
-        >>> readable(["Ω", "caf\udce9"])
+        >>> printable(["Ω", "caf\udce9"])
         ['Ω', 'caf?']
     """
     return [name.encode(errors="replace").decode() for name in names]

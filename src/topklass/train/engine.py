@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 import topklass
 from topklass import models
-from topklass._files import held
+from topklass._files import lock_folder
 from topklass._provenance import commit, versions
 from topklass.data import Dataset, Split, cutout, random_crop
 from topklass.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
 from topklass.train.criterion import build_loss, gradient_scale
 from topklass.train.details import DETAILS, details, hardware
 from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches
-from topklass.train.file_check import how_to_go_on, require_readable
+from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
-from topklass.train.files import before, load_checkpoint, write_json
+from topklass.train.files import backup_of, load_checkpoint, write_json
 from topklass.train.module import Classifier
 from topklass.train.problem import prepare_data, with_validation
 from topklass.train.recipe import Recipe, load_recipe
@@ -60,7 +60,7 @@ def train(
         run: a folder, new unless an interrupted run is continued there.
         resume: continue from the last checkpoint; the result is that of a run without interruption.
             A finished run is left as it is.
-        dataset: instead of the recipe's; its labels stay as they are. Without validation images a
+        dataset: instead of the recipe's, without label noise. Without validation images a
             tenth of the training images is held out.
         console: where progress is shown; None for silence.
         callbacks: more of Lightning's.
@@ -75,7 +75,7 @@ def train(
         check_run(recipe, run, resume)
     if resume and (run / RESULT).exists():
         return json.loads((run / RESULT).read_text()) if first else {}
-    with held(run) if first else nullcontext():
+    with lock_folder(run) if first else nullcontext():
         return _train(recipe, run, resume, dataset, console, callbacks, first)
 
 
@@ -110,7 +110,7 @@ def _train(
         recipe.epochs * len(batches),
         scale,
     )
-    if first:  # not before: whatever is wrong has been said by now
+    if first:  # not before: all mistakes in the settings have been found by now
         if not resume:
             require_readable(dataset, worker_count(recipe))
             (run / RESULT).unlink(missing_ok=True)
@@ -127,8 +127,12 @@ def _train(
         epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
     module.began = time.perf_counter()
-    with quiet(), how_to_go_on():
-        trainer.fit(module, batches, validation, ckpt_path=last)
+    try:
+        with quiet(), advice_on_broken_files():
+            trainer.fit(module, batches, validation, ckpt_path=last)
+    finally:
+        if recipe.compile:  # free its graphs; the number of compilations of a process is limited
+            torch.compiler.reset()
     seconds = time.perf_counter() - module.began
     if not first:
         return {}
@@ -137,7 +141,7 @@ def _train(
 
 
 def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
-    """What is trained on what, in a line."""
+    """A line about data and network."""
     assert dataset.validation is not None
     splits = {
         "training": dataset.train,
@@ -155,7 +159,7 @@ def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
 
 
 def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
-    """See that nothing is overwritten, or that an interrupted run can be continued."""
+    """Check that nothing is overwritten, or that there is a run to continue."""
     saved = run / RECIPE
     if resume:
         if not saved.exists():
@@ -171,7 +175,7 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
         )
 
 
-def recipe_of(run: Path) -> Recipe:
+def read_recipe(run: Path) -> Recipe:
     """The recipe of a run, or an error if there is none."""
     if not (run / RECIPE).exists():
         raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
@@ -179,13 +183,8 @@ def recipe_of(run: Path) -> Recipe:
 
 
 def resumable(last: Path) -> Path | None:
-    """The last checkpoint, if there is one or one before it."""
-    return last if last.exists() or before(last).exists() else None
-
-
-def make_network(recipe: Recipe, dataset: Dataset) -> nn.Module:
-    """The recipe's network, from bytes to logits; its weights depend on the seed alone."""
-    return build_network(recipe, signature_of(recipe, dataset))
+    """The path of the last checkpoint, if it or its predecessor exists."""
+    return last if last.exists() or backup_of(last).exists() else None
 
 
 def training_batches(recipe: Recipe, split: Split) -> ShuffledBatches:
@@ -223,7 +222,7 @@ def finish(
 ) -> dict[str, Any]:
     """Measure the best checkpoint on the test set, and write the records of the run."""
     best = load_checkpoint(run / BEST)
-    take_weights(network, best)
+    load_weights(network, best)
     logits = predictions(recipe, network, dataset.test)
     lengths, accuracy = accuracies(logits, dataset.test.labels.cpu())
     record = {
@@ -255,12 +254,12 @@ def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, lis
     }
 
 
-def take_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
-    """Give a network its weights of a checkpoint: their moving average, if there is one."""
-    state = checkpoint["state_dict"]
-    prefix = "averaged." if any(name.startswith("averaged.") for name in state) else "network."
-    mine = {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-    network.load_state_dict(mine)
+def load_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Load a network's weights from a checkpoint: their moving average, if the recipe has one."""
+    prefix, state = "network.", checkpoint["state_dict"]
+    network.load_state_dict(
+        {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+    )
 
 
 @torch.no_grad()

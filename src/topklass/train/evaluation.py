@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional
 
 from topklass import predict_topk, topk_accuracy
-from topklass.data import Dataset, Split, ten_crop
+from topklass.data import Dataset, Split
 from topklass.train.batches import EvaluationBatches
-from topklass.train.details import readable
+from topklass.train.details import printable
 from topklass.train.engine import (
     BEST,
     EVALUATION_BATCH,
     SIGNATURE,
     accuracies,
+    load_weights,
     predictions,
-    recipe_of,
-    take_weights,
+    read_recipe,
 )
 from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.file_views import several_views, worker_count
@@ -49,16 +49,16 @@ def load_run(run: str | Path, dataset: Dataset | None = None) -> Run:
         dataset: instead of the recipe's.
     """
     run = Path(run)
-    recipe = recipe_of(run)
+    recipe = read_recipe(run)
     dataset = prepare_data(recipe) if dataset is None else dataset
     signature = load_signature(run / SIGNATURE)
-    if tuple(readable(dataset.classes)) != signature.classes:
+    if tuple(printable(dataset.classes)) != signature.classes:
         raise ValueError(
             f"{run} was trained on other classes than {dataset.name} has: load it with the data "
             "set that was given to train, as load_run(run, dataset)"
         )
     network = build_network(recipe, signature)
-    take_weights(network, load_checkpoint(run / BEST))
+    load_weights(network, load_checkpoint(run / BEST))
     return Run(recipe, dataset, network.to(best_device()).eval())
 
 
@@ -81,17 +81,17 @@ def evaluate(run: Run) -> dict[str, Any]:
     labels = dataset.test.labels.cpu()
     logits = predictions(recipe, network, dataset.test)
     lengths, accuracy = accuracies(logits, labels)
-    lists: dict[str, list[Tensor]] = {"softmax": [], "marginal": []}
-    for seen in logits_of_views(recipe, network, dataset.test):
-        number = seen.shape[1]
-        for average, found in lists.items():
-            found.append(predict_topk(seen, recipe.k, crops=1, average=average).labels)
-    by_average = {average: in_list(torch.cat(found), labels) for average, found in lists.items()}
+    lists: dict[str, list[Tensor]] = {"softmax": [], "marginals": []}
+    for crops in logits_of_views(recipe, network, dataset.test):
+        number = crops.shape[1]
+        for method, found in lists.items():
+            found.append(predict_topk(crops, recipe.k, crop_dim=1, method=method).labels)
+    by_method = {method: in_list(torch.cat(found), labels) for method, found in lists.items()}
     alone = in_list(logits.topk(recipe.k).indices, labels)
     return {
         "lengths": lengths,
         "accuracy": accuracy,
-        "views": {"number": number, "one": alone, **by_average},
+        "views": {"number": number, "one": alone, **by_method},
         "superclasses": {
             name: by_superclass(logits, labels, division.of_class, division.names, recipe.k)
             for name, division in dataset.superclasses.items()
@@ -103,9 +103,9 @@ def evaluate(run: Run) -> dict[str, Any]:
 def logits_of_views(recipe: Recipe, network: nn.Module, split: Split) -> Iterator[Tensor]:
     """Batches of logits (N, views, C), on the CPU."""
     device = next(network.parameters()).device
-    for seen in view_batches(recipe, split):
-        logits = network(seen.flatten(0, 1).to(device)).float().cpu()
-        yield logits.unflatten(0, seen.shape[:2])
+    for views_of_batch in view_batches(recipe, split):
+        logits = network(views_of_batch.flatten(0, 1).to(device)).float().cpu()
+        yield logits.unflatten(0, views_of_batch.shape[:2])
 
 
 def view_batches(recipe: Recipe, split: Split) -> Iterator[Tensor]:
@@ -124,15 +124,15 @@ def views(images: Tensor, recipe: Recipe) -> list[Tensor]:
     """The image shifted into the corners and the centre, and mirrored if training mirrored it."""
     if recipe.pad == 0:
         return [images, images.flip(-1)] if recipe.flip else [images]
-    mode = {"zero": "constant", "edge": "replicate"}[recipe.border]
-    padded = F.pad(images.float(), [recipe.pad // 2] * 4, mode=mode).to(images.dtype)
-    crops = ten_crop(padded, images.shape[-1])
-    return list((crops if recipe.flip else crops[:, :5]).unbind(1))
+    mode = {"zero": "constant", "edge": "edge"}[recipe.border]
+    padded = functional.pad(images, [recipe.pad // 2], padding_mode=mode)
+    crops: list[Tensor] = list(functional.ten_crop(padded, list(images.shape[-2:])))
+    return crops if recipe.flip else crops[:5]
 
 
-def in_list(shown: Tensor, labels: Tensor) -> float:
-    """Share of labels that are among those shown, (N, k)."""
-    return (shown == labels[:, None]).any(1).float().mean().item()
+def in_list(lists: Tensor, labels: Tensor) -> float:
+    """Share of labels that are in their lists, (N, k)."""
+    return (lists == labels[:, None]).any(1).float().mean().item()
 
 
 def by_superclass(

@@ -45,7 +45,7 @@ class FileTrainingBatches(ShuffledBatches):
         workers: int = 0,
     ) -> None:
         super().__init__(labels, batch_size, seed)
-        self.views, self.plan, self.workers = Views(pictures, view, seed), Plan(), workers
+        self.views, self.plan, self.workers = Views(pictures, view, seed), BatchPlan(), workers
         self.share(0, 1, torch.device("cpu"))
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class FileTrainingBatches(ShuffledBatches):
         chosen = self._chosen(epoch, first)
         self.plan.steps = [each[self.rank :: self.processes] for each in chosen]
         self.plan.epoch = epoch
-        for images, mine in zip(readable(self.loader), self.plan.steps, strict=True):
+        for images, mine in zip(raise_errors(self.loader), self.plan.steps, strict=True):
             yield images, self.labels[mine]
 
 
@@ -81,7 +81,7 @@ class FileEvaluationBatches:
 
     def share(self, rank: int, processes: int, device: torch.device) -> None:
         """Take the part of process ``rank`` of so many, for its device."""
-        self.plan = Plan(shared_steps(len(self.labels), self.batch_size, rank, processes))
+        self.plan = BatchPlan(shared_steps(len(self.labels), self.batch_size, rank, processes))
         workers = min(self.workers, len(self)) if len(self) > 1 else 0
         self.loader = make_loader(self.views, self.plan, workers, device)
 
@@ -89,13 +89,13 @@ class FileEvaluationBatches:
         return len(self.plan.steps)
 
     def __iter__(self) -> Iterator[Batch]:
-        for images, mine in zip(readable(self.loader), self.plan.steps, strict=True):
+        for images, mine in zip(raise_errors(self.loader), self.plan.steps, strict=True):
             yield images, self.labels[mine]
 
 
 @dataclass
-class Plan:
-    """The samples of each step, told to the loader before every epoch."""
+class BatchPlan:
+    """The samples of each step of an epoch: the loader's batch sampler."""
 
     steps: list[Tensor] = field(default_factory=list)
     epoch: int = 0
@@ -113,8 +113,8 @@ class UnreadableError(ValueError):
 class Views:
     """What workers do: read a picture, and take a view of it.
 
-    The error of an unreadable one is returned instead: raised in a worker, it would come with all
-    of the worker's traceback.
+    The error of an unreadable picture is returned, not raised: its message would come with the
+    worker's whole traceback.
 
     Args:
         pictures: what to read.
@@ -148,7 +148,7 @@ def collated(views: list[Tensor | UnreadableError]) -> Tensor | UnreadableError:
 
 def make_loader(
     views: Views,
-    plan: Plan,
+    plan: BatchPlan,
     workers: int,
     device: torch.device,
     collate: Callable[[list[Any]], Any] = collated,
@@ -166,17 +166,17 @@ def make_loader(
 
 
 def leave_signals(worker: int) -> None:
-    """Let Ctrl-C and signals to the group reach the main process alone: it still needs its batch.
+    """Ignore Ctrl-C and signals to the group in a worker: the main process still needs its batch.
 
-    A termination signal to a worker itself is obeyed, since this is how it is ended.
+    A termination signal to the worker itself ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
 
 
-def readable(loader: DataLoader[Any]) -> Iterator[Tensor]:
-    """The batches of a loader."""
+def raise_errors(loader: DataLoader[Any]) -> Iterator[Tensor]:
+    """The batches of a loader; an error that a worker returned is raised here."""
     for batch in loader:
         if isinstance(batch, UnreadableError):
             raise batch

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topklass.data import Dataset, Pictures
 from topklass.data.dataset import SPLITS
-from topklass.train.file_batches import Plan, UnreadableError, Views, make_loader
+from topklass.train.file_batches import BatchPlan, UnreadableError, Views, make_loader
 
 AT_ONCE = 64
 SHOWN = 10
@@ -27,7 +27,7 @@ def unreadable(pictures: Pictures, workers: int = 0) -> list[str]:
     Returns:
         A sentence for each, which names the file.
     """
-    plan = Plan(list(torch.split(torch.arange(len(pictures)), AT_ONCE)))
+    plan = BatchPlan(list(torch.split(torch.arange(len(pictures)), AT_ONCE)))
     workers = workers if len(plan.steps) > 1 else 0
     views = Views(pictures, nothing)
     loader = make_loader(views, plan, workers, torch.device("cpu"), errors)
@@ -55,14 +55,14 @@ def require_readable(dataset: Dataset, workers: int = 0) -> None:
 
 
 @contextmanager
-def how_to_go_on() -> Iterator[None]:
-    """Say what to do about a broken file that ends a training."""
+def advice_on_broken_files() -> Iterator[None]:
+    """Add to the error of a broken file what to do about it."""
     try:
         yield
     except UnreadableError as error:
         raise UnreadableError(
-            f"{error}. Replace the file, and continue with --resume; `topklass check` finds all such "
-            "files"
+            f"{error}. Replace the file, and continue with --resume; `topklass check` finds all "
+            "such files"
         ) from error
 
 

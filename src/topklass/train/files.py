@@ -1,4 +1,4 @@
-"""Records and checkpoints of a run, which replace each other only when they are whole."""
+"""Records and checkpoints of a run, written atomically."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ def write_json(path: Path, record: object) -> None:
 
 
 class SafeCheckpoints(TorchCheckpointIO):
-    """Checkpoints that replace each other only when whole, and load without running code.
+    """Checkpoints that are written atomically and loaded without executing code.
 
-    The one before is kept as ``….before``: if the newest cannot be read, that is taken.
+    The previous one is kept as ``….before``, and is taken if the newest cannot be read.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint; the file of that name becomes the one before."""
+        """Write a checkpoint; an existing file becomes its predecessor."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
         write_whole(fresh, lambda file: torch.save(checkpoint, file))
         if path.exists():
-            os.replace(path, before(path))
+            os.replace(path, backup_of(path))
         os.replace(fresh, path)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, or the one before if it is broken."""
+        """Read a checkpoint, or its predecessor if it is broken."""
         return load_checkpoint(Path(path), map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint and the one before."""
-        for each in (Path(path), before(Path(path))):
+        """Delete a checkpoint and its predecessor."""
+        for each in (Path(path), backup_of(Path(path))):
             each.unlink(missing_ok=True)
 
 
-def before(path: Path) -> Path:
-    """Where the checkpoint before is kept."""
+def backup_of(path: Path) -> Path:
+    """Where the predecessor of a checkpoint is kept."""
     return path.with_name(path.name + ".before")
 
 
 def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A checkpoint, or the one before if it is missing or broken; nothing in it is executed."""
+    """A checkpoint, or its predecessor if it is missing or broken; nothing in it is executed."""
     return find_checkpoint(path, map_location)[1]
 
 
 def find_checkpoint(path: Path, map_location: Any = "cpu") -> tuple[Path, dict[str, Any]]:
     """The same with its path."""
     failures = []
-    for candidate in (path, before(path)):
+    for candidate in (path, backup_of(path)):
         try:
             checkpoint: dict[str, Any] = torch.load(
                 candidate, map_location=map_location, weights_only=True

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from topklass.train.criterion import surplus
+from topklass.train.criterion import unknown_options
 from topklass.train.engine import RECIPE, train
-from topklass.train.finished import read_run, shown
+from topklass.train.finished import format_value, read_run
 from topklass.train.recipe import Recipe
 from topklass.train.several import is_finished
 
@@ -80,7 +80,7 @@ def check_can_find(recipe: Recipe, name: str) -> None:
     """Require a loss that has the parameter, no value of it, and one process."""
     if (value := getattr(recipe, name)) is not None:
         raise ValueError(f"{name}={value:g} is given: leave it out to find it")
-    if wrong := surplus(recipe.loss, [name]):
+    if wrong := unknown_options(recipe.loss, [name]):
         raise ValueError(f"there is no {name} to find: the loss {recipe.loss!r} has no {wrong}")
     if recipe.devices * recipe.nodes > 1:
         raise ValueError(f"find {name} with one device, then train with --{name} on all of them")
@@ -97,7 +97,7 @@ def trials_table(name: str, k: int, trials: Sequence[Trial]) -> Table:
     chosen = best(trials)
     for trial in trials:
         cells = (
-            shown(trial.value),
+            format_value(trial.value),
             f"{100 * trial.train:.1f} %",
             f"{100 * trial.validation:.1f} %",
         )

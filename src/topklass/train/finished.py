@@ -76,18 +76,20 @@ class FinishedRun:
     def title(self) -> str:
         """The loss and its parameters that were set."""
         given = {name: self.settings[name] for name in LOSS_OPTIONS}
-        said = [f"{name} {shown(value)}" for name, value in given.items() if value is not None]
-        return ", ".join([self.recipe.loss, *said])
+        given_options = [
+            f"{name} {format_value(value)}" for name, value in given.items() if value is not None
+        ]
+        return ", ".join([self.recipe.loss, *given_options])
 
 
-def shown(value: object) -> str:
-    """A value of a setting, as people read it."""
+def format_value(value: object) -> str:
+    """A value of a setting, for people."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

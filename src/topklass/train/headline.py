@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topklass.train.comparison import BASE, Comparison, Group, training_data
-from topklass.train.results_table import percent
+from topklass.train.results_table import format_estimate
 from topklass.train.statistics import Difference
 
 MOST = 4
@@ -25,20 +25,21 @@ def _sentences(comparison: Comparison, groups: list[Group]) -> str:
     best = max(groups, key=lambda group: group.accuracy(k, average).mean)
     right = "guesses the label" if k == 1 else f"has the label among its {k} guesses"
     of = "test images" if average == "micro" else "the test images of a class, on average"
-    said = f"{comparison.title(best)} {right} for {percent(best.accuracy(k, average))} % of {of}."
+    share = format_estimate(best.accuracy(k, average))
+    sentence = f"{comparison.title(best)} {right} for {share} % of {of}."
     if len(groups) == 1:
-        return said
+        return sentence
     same = " on the same training data" if len(groups) < len(comparison.groups) else ""
     gain = comparison.gain(best, k)
     above = "" if gain is None else f" {_above(comparison, gain)}"
-    return f"Best of {len(groups)} recipes{same}: {said}{above}"
+    return f"Best of {len(groups)} recipes{same}: {sentence}{above}"
 
 
 def _above(comparison: Comparison, gain: Difference) -> str:
     size = f"{100 * gain.mean:.1f}"
     if gain.error is None:
         return f"That is {size} points above {BASE}; more seeds would tell whether it is chance."
-    said = f"That is {size} ± {100 * gain.error:.1f} points above {BASE}"
+    sentence = f"That is {size} ± {100 * gain.error:.1f} points above {BASE}"
     if comparison.clear(gain):
-        return f"{said}, which seeds do not explain."
-    return f"{said}, which the choice of seeds may explain."
+        return f"{sentence}, which seeds do not explain."
+    return f"{sentence}, which the choice of seeds may explain."

@@ -16,7 +16,7 @@ from topklass.data import ImageFiles
 from topklass.data._extras import extra
 from topklass.data.files import SUFFIXES, is_image_name
 from topklass.train.criterion import build_loss, loss_info
-from topklass.train.engine import BEST, SIGNATURE, recipe_of, take_weights
+from topklass.train.engine import BEST, SIGNATURE, load_weights, read_recipe
 from topklass.train.evaluation import best_device
 from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.file_views import centre, worker_count
@@ -35,7 +35,7 @@ class Guesses(NamedTuple):
     classes: tuple[str, ...]
     """Names, the most probable first."""
     probabilities: tuple[float, ...]
-    """What :func:`meaning` says."""
+    """What :func:`explain_probabilities` says."""
 
 
 @torch.no_grad()
@@ -59,13 +59,13 @@ def predict(
         at the temperature of the loss.
     """
     run = Path(run)
-    recipe, signature = recipe_of(run), load_signature(run / SIGNATURE)
+    recipe, signature = read_recipe(run), load_signature(run / SIGNATURE)
     files = image_files(paths)
     network = build_network(recipe, signature)
-    take_weights(network, load_checkpoint(run / BEST))
+    load_weights(network, load_checkpoint(run / BEST))
     network.to(best_device()).eval()
     labels = torch.zeros(len(files), dtype=torch.int64)
-    pictures, view = ImageFiles(files), partial(seen, signature=signature)
+    pictures, view = ImageFiles(files), partial(network_input, signature=signature)
     batches = FileEvaluationBatches(pictures, labels, AT_ONCE, view, worker_count(recipe))
     length, scale = recipe.k if k is None else k, scale_of(recipe, len(signature.classes))
     lists: list[tuple[list[int], list[float]]] = []
@@ -79,11 +79,11 @@ def predict(
     ]
 
 
-def meaning(recipe: Recipe, k: int) -> str:
+def explain_probabilities(recipe: Recipe, k: int) -> str:
     """What the probabilities of a list are, in words."""
     if loss_info(recipe.loss).takes_k:
-        return f"probability to belong to the top {k}"
-    return "probability to be the class"
+        return f"probability of belonging to the top {k}"
+    return "probability of being the class"
 
 
 def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:
@@ -93,13 +93,13 @@ def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:
     weighs lists by exp(s / (kτ)). Other losses know no temperature: 1.
     """
     criterion = build_loss(recipe.loss, recipe.k, torch.ones(classes), recipe.loss_options())
-    average = "marginal" if loss_info(recipe.loss).takes_k else "softmax"
+    method = "marginals" if loss_info(recipe.loss).takes_k else "softmax"
     temperature = 1.0
     if isinstance(criterion, SmoothTopKLoss):
         temperature = recipe.k * criterion.tau
     elif isinstance(criterion, (LDAMLoss, NoisedTopKLoss)):
         temperature = 1 / criterion.scale
-    return {"average": average, "temperature": temperature}
+    return {"method": method, "temperature": temperature}
 
 
 def image_files(paths: Iterable[str | PathLike[str]]) -> list[str]:
@@ -118,7 +118,7 @@ def image_files(paths: Iterable[str | PathLike[str]]) -> list[str]:
     return files
 
 
-def seen(picture: Any, signature: Signature) -> Tensor:
+def network_input(picture: Any, signature: Signature) -> Tensor:
     """What a network takes of a picture."""
     picture = picture.convert("L" if signature.channels == 1 else "RGB")
     if signature.resize is not None:

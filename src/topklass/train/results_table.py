@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topklass.train.comparison import BASE, Comparison, Group, besides_the_loss
-from topklass.train.finished import shown
+from topklass.train.finished import format_value
 from topklass.train.statistics import Difference, Estimate
 
 CLEAR = "*"
@@ -38,10 +38,10 @@ def results_table(comparison: Comparison) -> ResultsTable:
 
 def _row(comparison: Comparison, group: Group, gains: bool) -> tuple[str, ...]:
     cells = [group.first.title]
-    cells += [shown(group.settings.get(name)) for name in comparison.differing]
+    cells += [format_value(group.settings.get(name)) for name in comparison.differing]
     cells.append(str(len(group.runs)))
     cells += [
-        percent(group.accuracy(k, average))
+        format_estimate(group.accuracy(k, average))
         for k in comparison.lengths
         for average in comparison.averages
     ]
@@ -51,7 +51,7 @@ def _row(comparison: Comparison, group: Group, gains: bool) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def percent(share: Estimate) -> str:
+def format_estimate(share: Estimate) -> str:
     """A share in percent, with its deviation over seeds."""
     if share.std is None:
         return f"{100 * share.mean:.1f}"
@@ -70,17 +70,17 @@ def points(comparison: Comparison, gain: Difference) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What the numbers mean."""
     tested = len(comparison.groups[0].first.labels)
-    said = [
+    sentences = [
         f"Accuracies are shares of {tested:,} test images, of the checkpoint that was best on the "
         "validation images."
     ]
     if any(len(group.runs) > 1 for group in comparison.groups):
-        said.append("± is the standard deviation over seeds.")
+        sentences.append("± is the standard deviation over seeds.")
     if len(comparison.averages) == 1:
-        said.append("All classes have as many test images, so micro and macro are the same.")
+        sentences.append("All classes have as many test images, so micro and macro are the same.")
     else:
-        said.append("Micro is the mean over images, macro over classes.")
-    return said + _notes_on_gains(comparison) + _notes_on_bases(comparison)
+        sentences.append("Micro is the mean over images, macro over classes.")
+    return sentences + _notes_on_gains(comparison) + _notes_on_bases(comparison)
 
 
 def _notes_on_gains(comparison: Comparison) -> list[str]:
@@ -88,24 +88,26 @@ def _notes_on_gains(comparison: Comparison) -> list[str]:
     gains = [gain for gain in found if gain is not None]
     if not gains:
         return []
-    said = [f"Gains are differences to the best {BASE} on the same data in percentage points"]
+    sentences = [f"Gains are differences to the best {BASE} on the same data in percentage points"]
     if len(comparison.averages) > 1:
-        said[0] += f" ({comparison.average})"
+        sentences[0] += f" ({comparison.average})"
     if all(gain.error is None for gain in gains):
-        return [f"{said[0]}; one seed does not tell what is chance."]
-    said[0] += " ± their standard error, by the spread of seeds in all rows on these data."
+        return [f"{sentences[0]}; one seed does not tell what is chance."]
+    sentences[0] += " ± their standard error, by the spread of seeds in all rows on these data."
     correction = f", Bonferroni for {comparison.compared} rows" if comparison.compared > 1 else ""
-    said.append(f"{CLEAR} marks those that seeds do not explain (t-test, p < 0.05{correction}).")
-    return said
+    sentences.append(
+        f"{CLEAR} marks those that seeds do not explain (t-test, p < 0.05{correction})."
+    )
+    return sentences
 
 
 def _notes_on_bases(comparison: Comparison) -> list[str]:
     """Where a group differs from its cross-entropy in more than the loss."""
-    said = []
+    sentences = []
     for group in comparison.groups:
         base = comparison.base(group)
         others = [] if base is None else besides_the_loss(group, base)
         if others:
             named = comparison.title(group)
-            said.append(f"{named} differs from {BASE} also in {', '.join(others)}.")
-    return said
+            sentences.append(f"{named} differs from {BASE} also in {', '.join(others)}.")
+    return sentences

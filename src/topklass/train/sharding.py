@@ -1,4 +1,4 @@
-"""Weights, gradients and momentum in pieces, one on each device, for networks that are large."""
+"""Fully sharded training: weights, gradients and momentum divided among devices."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PIECE = 1_000_000
 
 
 class Sharded(FSDPStrategy):
-    """Fully sharded data parallel, also on the CPU, with whole checkpoints like all strategies."""
+    """Fully sharded data parallel, also on the CPU, with checkpoints in a single file."""
 
     def __init__(self) -> None:
         super().__init__(state_dict_type="full")
 
     def _setup_model(self, model: nn.Module) -> nn.Module:
-        """Divide the network here: Lightning would pass an index, which a CPU does not have."""
+        """Shard the network here: Lightning would pass the index of a GPU."""
         divided = FullyShardedDataParallel(
             model.to(memory_format=torch.contiguous_format),  # else momentum is restored wrongly
             auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params=PIECE),
@@ -39,12 +39,12 @@ class Sharded(FSDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, or the one before if it is broken; nothing in it is executed."""
+        """Read a checkpoint, or its predecessor if it is broken; nothing in it is executed."""
         found, _ = find_checkpoint(Path(checkpoint_path))
         checkpoint: dict[str, Any] = super().load_checkpoint(found, weights_only)
         return checkpoint
 
 
 def strategy(name: str) -> str | Strategy:
-    """Lightning's strategy of that name; for "fsdp" one that writes whole checkpoints."""
+    """Lightning's strategy of that name; for "fsdp" ours."""
     return Sharded() if name == SHARDED else name

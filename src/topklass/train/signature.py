@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from topklass import models
 from topklass.data import IMAGENET, Dataset, Normalize, Split
 from topklass.train.criterion import loss_info
-from topklass.train.details import readable
+from topklass.train.details import printable
 from topklass.train.file_views import centre_view
 from topklass.train.files import write_json
 from topklass.train.recipe import Recipe
@@ -47,7 +47,7 @@ class Signature:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        write_json(path, {**asdict(self), "classes": readable(self.classes)})
+        write_json(path, {**asdict(self), "classes": printable(self.classes)})
 
 
 def load_signature(path: Path) -> Signature:
@@ -64,8 +64,8 @@ def signature_of(recipe: Recipe, dataset: Dataset) -> Signature:
     """The signature of a network for a data set."""
     images = dataset.train.images
     resize = None if isinstance(images, Tensor) else recipe.shorter_side
-    seen = images[0] if isinstance(images, Tensor) else centre_view(recipe)(images[0])
-    channels, height, width = seen.shape
+    example = images[0] if isinstance(images, Tensor) else centre_view(recipe)(images[0])
+    channels, height, width = example.shape
     normal = normalization(dataset.train, channels)
     mean, std = tuple(normal.mean.tolist()), tuple(normal.std.tolist())
     return Signature(dataset.classes, channels, height, width, resize, mean, std)
@@ -83,10 +83,10 @@ def normalization(split: Split, channels: int) -> Normalize:
 
 
 def build_network(recipe: Recipe, signature: Signature, *, pretrained: bool = False) -> nn.Module:
-    """The recipe's network, from bytes to logits; its weights depend on the seed alone.
+    """The recipe's network, from bytes to logits; its random weights depend on the seed alone.
 
-    Channels last is the fastest order of them in memory, on CPUs and GPUs. Weights of ImageNet are
-    for the beginning of training alone: who loads a checkpoint needs none.
+    The memory format is channels last, the fastest one on CPUs and GPUs. Weights of ImageNet are
+    only needed to begin training, not to load a checkpoint.
     """
     scaled = recipe.head == "cosine" and loss_info(recipe.loss).scores_need_scale
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Lightning's trainer, set up such that nothing is lost."""
+"""Lightning's trainer, set up such that an interruption loses nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    ModelCheckpoint,
+    WeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from topklass.train.files import SafeCheckpoints
 from topklass.train.module import Classifier
@@ -25,27 +32,26 @@ from topklass.train.recipe import Recipe
 from topklass.train.sharding import strategy
 
 KEEP_EVERY = timedelta(minutes=2)
-"""How much work a power cut may cost."""
+"""How often a checkpoint is written within an epoch: the most that a power cut may cost."""
 
-
-BESIDE_THE_POINT = (
+EXPECTED_WARNINGS = (
     ".*does not have many workers.*",  # images are in memory
     ".*directory .* exists and is not empty.*",  # of the run that is continued, and its recipe
     ".*is smaller than the logging interval.*",  # logs are of epochs
-    ".*It is recommended to use .self.log.*sync_dist=True.*",  # accuracies agree by themselves
+    ".*It is recommended to use .self.log.*sync_dist=True.*",  # metrics are synchronised already
     ".*Both mixed precision and an auto_wrap_policy.*",  # batch norm stays in full precision
     ".*LeafSpec.*is deprecated.*",  # between Lightning and PyTorch
 )
-"""Warnings of Lightning."""
+"""Lightning warns about these, but they are intended here."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Lightning says about things that are as they should be."""
+    """Suppress Lightning's messages about what is intended."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
-        for message in BESIDE_THE_POINT:
+        for message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message)
         for logger in loggers:
             logger.setLevel(logging.WARNING)
@@ -61,10 +67,10 @@ class Interrupted(Exception):
 
 
 class Best(ModelCheckpoint):
-    """The best checkpoint, also of a run that is continued in another folder than it began in."""
+    """The best checkpoint, also of a run that is continued after it was moved."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there; Lightning would forget the best where the folder is another."""
+        """Restore the best; Lightning would forget it in another folder."""
         folder = Path(str(self.dirpath))
         moved = {str(folder / Path(p).name): v for p, v in state_dict["best_k_models"].items()}
         paths = {
@@ -84,41 +90,68 @@ class WithinEpochs(ModelCheckpoint):
             super().on_train_batch_end(trainer, *rest)
 
 
+class MovingAverage(WeightAveraging):
+    """An exponential moving average of the weights, which is validated, tested and kept.
+
+    After n steps its decay is min(decay, (1 + n) / (10 + n)), so that it soon forgets the initial
+    weights. Statistics of batch normalisation are averaged as well; counts are copied.
+
+    Args:
+        decay: of the average.
+    """
+
+    def __init__(self, decay: float) -> None:
+        def update(averaged: list[Tensor], current: list[Tensor], count: Tensor) -> None:
+            counts = not averaged[0].is_floating_point()  # called for each type
+            now = 0.0 if counts else min(decay, (1 + int(count)) / (10 + int(count)))
+            get_ema_multi_avg_fn(now)(averaged, current, count)  # type: ignore[no-untyped-call]
+
+        super().__init__(multi_avg_fn=update)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Keep the average on the device of training, but not the count, which each step reads."""
+        self._device = trainer.strategy.root_device
+        super().setup(trainer, pl_module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+
 class StopAfterStep(Callback):
     """On Ctrl-C or a termination signal: finish the step, write a checkpoint, and end.
 
     After the last step of an epoch its validation comes first, and the checkpoint that follows it:
     a run that is continued between the two would have no validation of that epoch. A signal to one
-    of several processes ends all, after the same step. A second Ctrl-C ends at once.
+    of several processes ends all, after the same step. The same signal again ends at once.
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
         self.asked = False
-        self.before: dict[int, Any] = {}
+        self.received: set[int] = set()
+        self.previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen to signals, which only the main thread can."""
+        """Handle signals, which only the main thread can."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._ask)
+                self.previous[number] = signal.signal(number, self._ask)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop here if that was asked for: the epoch before has left a checkpoint."""
+        """Stop here if asked to: the previous epoch has left a checkpoint."""
         if self._agreed(trainer):
             self._stop(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Stop here if that was asked for."""
+        """Stop here if asked to."""
         if not trainer.is_last_batch and self._agreed(trainer):
             trainer.save_checkpoint(self.checkpoint)
             self._stop(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        for number, handler in self.before.items():
+        """Restore the previous handlers."""
+        for number, handler in self.previous.items():
             signal.signal(number, handler)
-        self.before = {}
+        self.previous = {}
 
     def _agreed(self, trainer: L.Trainer) -> bool:
         """Whether any process was asked: one that stopped alone would leave the others waiting."""
@@ -128,13 +161,14 @@ class StopAfterStep(Callback):
         raise Interrupted(f"stopped after step {trainer.global_step}; continue with --resume")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if number in self.received:
             raise KeyboardInterrupt
+        self.received.add(number)
         self.asked = True
 
 
 def stop_after_step(trainer: L.Trainer) -> None:
-    """Do as after Ctrl-C."""
+    """Stop as after Ctrl-C."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, StopAfterStep):
             callback.asked = True
@@ -156,7 +190,9 @@ def make_trainer(
     at_epoch = ModelCheckpoint(
         folder, "last", monitor=None, every_n_epochs=1, enable_version_counter=False
     )
-    callbacks = [best, last, at_epoch, StopAfterStep(folder / "last.ckpt"), *more]
+    averaging = [] if recipe.ema is None else [MovingAverage(recipe.ema)]
+    # Checkpoints are written last: StopAfterStep writes one, Lightning moves the others to the end.
+    callbacks = [*averaging, *more, StopAfterStep(folder / "last.ckpt"), best, last, at_epoch]
     if recipe.patience is not None:
         callbacks.append(EarlyStopping(module.monitored, patience=recipe.patience, mode="max"))
     if console is not None:
