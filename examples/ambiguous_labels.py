@@ -1,25 +1,25 @@
-"""Cross-entropy against the smooth top-k loss, on labels that are ambiguous.
+"""Cross-entropy against the smooth top-k loss, on ambiguous labels.
 
     python examples/ambiguous_labels.py              # less than a minute on two cores
     python examples/ambiguous_labels.py --noise 0    # clean labels
-    python examples/ambiguous_labels.py --decay 0    # features of equal spread
+    python examples/ambiguous_labels.py --decay 0    # features of equal variance
 
-Classes come in groups of k that look alike. With probability ``noise`` a training label is replaced
-by a random label of its group, as in Berrada et al. 2018, section 5.1: a classifier that names the
-k classes of the right group is then still never wrong. There are few samples per class, many
-features, and directions of large variance that say nothing about the class, so that a linear model
-can fit wrong labels. The question is what that costs on clean test labels.
+Classes come in groups of k that look alike. With probability ``noise``, a training label is
+resampled uniformly from its group, as in Berrada et al. 2018, section 5.1. A classifier that
+predicts the k classes of the correct group is then never wrong. There are few samples per class,
+many features, and directions of large variance that carry no information about the class, so a
+linear model can fit wrong labels. The question is how much that costs on clean test labels.
 
-Both losses get the same treatment: zero initialisation, the whole training set in every step, SGD
-with Nesterov momentum, the same number of steps, the same grid of learning rates and weight decays.
-For each seed the setting and the step are those with the best top-k accuracy on a validation set,
-whose labels are as ambiguous as the training labels. Only the chosen model sees the test set.
+Both losses are trained alike: zero initialisation, full batches, SGD with Nesterov momentum, the
+same number of steps, the same grid of learning rates and weight decays. For each seed, the setting
+and the step are those with the best top-k accuracy on a validation set, whose labels are as noisy
+as the training labels. Only the selected model is evaluated on the test set.
 
-What to expect. With ambiguous labels the smooth loss gains in top-k accuracy, the more the noisier
-they are, and mostly gives up some top-1 accuracy. With clean labels cross-entropy is clearly better
-in top-1 and no worse in top-k. With features of equal spread the two are equal within the spread of
-the seeds. The defaults were picked on other seeds, among a few settings, because the losses differ
-there: read the result as "this can happen", not as "this always happens".
+What to expect. With noisy labels the smooth loss has a higher top-k accuracy, and more so with more
+noise, and mostly a somewhat lower top-1 accuracy. With clean labels cross-entropy is clearly better
+in top-1 and no worse in top-k. With features of equal variance the two are equal within the spread
+of the seeds. The defaults were selected on other seeds, among a few settings, because the losses
+differ there: read the result as "this can happen", not as "this always happens".
 """
 
 import argparse
