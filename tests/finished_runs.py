@@ -31,7 +31,7 @@ def write_run(
     curves = [f"{split}/top{k}" for split in ("train", "validation") for k in (1, recipe.k)]
     last = recipe.epochs
     epochs = [
-        {"epoch": epoch, **dict.fromkeys(curves, right * epoch / last)}
+        {"epoch": epoch, "train/gradient": 0.5, **dict.fromkeys(curves, right * epoch / last)}
         for epoch in range(1, last + 1)
     ]
     details = {

@@ -41,6 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_learns(folder, tmp_path):
     result = train(recipe_for(folder, epochs=5, workers=0), tmp_path / "run")
     assert result["test"]["micro"]["2"] > 0.6  # by chance: one third

@@ -175,7 +175,7 @@ def test_several_at_once(experiment, data, tmp_path, monkeypatch):
     runs = finish(tmp_path / "runs", experiment, data, [0])
     sizes = []
 
-    def train_all(left, names, *, at_once, console, finished):
+    def train_all(left, names, *, at_once, console, finished, callbacks):
         assert at_once == 2
         assert list(names.values()) == [path.name for path in left]
         assert list(left) == [tmp_path / "runs" / run.name for run in runs[1:]]
