@@ -80,7 +80,7 @@ def test_noised_operator(k: int) -> None:
     scores = normal(2, 5, 8).requires_grad_()
     noise = drawn_noise(2, 5, 8, 4)
     published = pytopk.NoisedTopK(k, epsilon=0.7, n_sample=4)(scores)
-    actual = noised_topk(scores, k, 0.7, 4, noise)
+    actual = noised_topk(scores, k, 0.7, noise=noise)
     torch.testing.assert_close(actual, published)
     gradients = [value_and_gradient(top.square().sum(), scores) for top in (actual, published)]
     torch.testing.assert_close(*gradients)
