@@ -65,13 +65,12 @@ def test_gradient(loss, kind, k):
     assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
 
 
-@pytest.mark.parametrize("loss", [x for x in SMOOTH if x.takes_k], ids=name)
 @every_kind
-def test_gradient_by_the_tree(loss, kind, monkeypatch):
+def test_gradient_by_the_tree(kind, monkeypatch):
     monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K", dict.fromkeys(LARGEST_K, 1))
-    logits, function = a_case(loss, kind, reduction="none")
+    logits, function = a_case(SMOOTH[0], kind, reduction="none")
     assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
-    assert gradgradcheck(function, logits)
+    assert gradgradcheck(function, logits, fast_mode=True)
 
 
 @every_smooth_loss
