@@ -33,7 +33,7 @@ VALUE = math.sqrt(2 * math.log(2e8) / SIZE)
 SHARE = math.sqrt(math.log(2e8) / (2 * SIZE))
 
 Loss = Callable[..., Tensor]
-bounded = settings(max_examples=100, derandomize=True, deadline=None)
+bounded = settings(max_examples=40, derandomize=True, deadline=None)
 every_k = pytest.mark.parametrize("k", [1, 2, 3])
 
 
