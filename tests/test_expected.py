@@ -258,7 +258,7 @@ def test_classes_out_of_reach_are_left_out():
     torch.testing.assert_close(gradient[:, :10], few_gradient)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
 def test_transforms_and_compilation():
     scores = torch.randn(3, 30, generator=seeded(0))
     value, gradient = value_and_gradient(scores, 4, 0.5)

@@ -1,6 +1,5 @@
 """Models that are exported, traced or compiled see plain operations, right for any batch."""
 
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -13,12 +12,11 @@ from contract_cases import name
 from losses_table import CLASSES, LOSSES, Loss, problem
 from topklass.functional import topk_accuracy
 
-# Exporters and tracers use what PyTorch deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+# Exporters and tracers warn, differently in every version of PyTorch.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 C = CLASSES
-FEW, MANY = 5, 20_000
-"""Rows of the example, and of a later call: more than one block of eager mode holds."""
+FEW = 5
 QUICK = ("smooth", "hinge", "expected")
 
 
@@ -34,6 +32,11 @@ def quick_or_slow(*values: object) -> list[object]:
         for loss in LOSSES
         for value in values
     ]
+
+
+def many(loss: Loss) -> int:
+    """Rows that are more than one block of eager mode holds."""
+    return 3_000 if loss.name == "expected" else 20_000
 
 
 class Model(nn.Module):
@@ -82,7 +85,7 @@ def test_export_of_a_model_with_a_loss(loss, strict):
     """Another batch, much larger and with ignored labels, has the loss and gradient of eager."""
     model = Model(loss)
     program = exported(model, batch(loss, FEW), strict)
-    for rows in (2, MANY):
+    for rows in (2, many(loss)):
         assert_same(program, model, batch(loss, rows, ignored=True))
 
 
@@ -146,7 +149,7 @@ class Operator(nn.Module):
 def test_export_of_operators(operator, strict):
     module = Operator(OPERATORS[operator])
     program = exported(module, (torch.randn(FEW, C),), strict)
-    for rows in (2, MANY):
+    for rows in (2, 20_000):
         scores = torch.randn(rows, C)
         torch.testing.assert_close(program(scores), module(scores))
 
@@ -207,10 +210,8 @@ def test_make_fx_of_operators(operator, mode):
 def test_trace(loss):
     """Traced with some labels, right for other batches, and for ignored labels."""
     module = Model(loss)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(module, batch(loss, FEW))
-    for rows in (1, 9, MANY):
+    traced = torch.jit.trace(module, batch(loss, FEW))
+    for rows in (1, 9, many(loss)):
         inputs = batch(loss, rows, ignored=rows > 1)
         results = []
         for model in (traced, module):
@@ -224,7 +225,7 @@ def test_trace(loss):
 
 
 def test_composite_compliance():
-    """PyTorch's own check of composite functions: no data pointer, no in-place write to fewer."""
+    """PyTorch's own check that its subclasses of tensors pass through the loss, in any argument."""
     checks = pytest.importorskip("torch.testing._internal.composite_compliance")
     arguments = (*problem((FEW, C)), 2)
     arguments[0].requires_grad_()

@@ -90,6 +90,7 @@ def test_blocks_of_rows(kind, monkeypatch):
     assert (margin.grad > 0).tolist() == MASK.any(0).tolist()
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
 @pytest.mark.parametrize(
     "kind", ["indices", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bool", "float"))]
 )

@@ -216,6 +216,7 @@ QUICK = ("smooth", "hinge")
 INDUCTOR = ("smooth", "noised")
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
 @pytest.mark.parametrize(
     ("loss", "backend"),
     [
@@ -235,6 +236,7 @@ def test_compile(loss, backend):
     check_compiled(loss.module(**loss.arguments()), logits, target, backend, **fixed)
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
 @pytest.mark.slow
 def test_compile_class_probabilities():
     logits, target = problem((5, C), "probabilities", dtype=torch.float32)
@@ -242,6 +244,7 @@ def test_compile_class_probabilities():
     check_compiled(module, logits, target, "aot_eager")
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [13, 33])
 def test_compile_long_lists(k):
