@@ -1,6 +1,8 @@
 """What the tests of the contract share: the losses, their options, and how two are compared."""
 
 import math
+from collections.abc import Sequence
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -30,9 +32,25 @@ with_and_without_weight = pytest.mark.parametrize("weighted", [False, True], ids
 every_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
 
-def value_and_gradient(function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+def all_pairs(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Few choices in which any two values of different options meet at least once."""
+
+    def pairs(row: tuple[Any, ...]) -> set[Any]:
+        return set(combinations(enumerate(row), 2))
+
+    rows = list(product(*options))
+    missing = set().union(*map(pairs, rows))
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+def value_and_gradient(function: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
     """A loss and its gradient; those of several samples are weighted differently."""
-    leaf = input.detach().clone().requires_grad_()
+    leaf = logits.detach().clone().requires_grad_()
     value = function(leaf, *args, **kwargs)
     cotangent = torch.arange(1, value.numel() + 1).reshape(value.shape).to(value)
     (gradient,) = torch.autograd.grad(value, leaf, cotangent)
@@ -40,10 +58,10 @@ def value_and_gradient(function: Any, input: Tensor, *args: Any, **kwargs: Any) 
 
 
 def assert_same(
-    first: Any, second: Any, input: Tensor, target: Tensor, tolerance: float = 1e-10, **kwargs: Any
+    first: Any, second: Any, logits: Tensor, target: Tensor, tolerance: float = 1e-10, **kwargs: Any
 ) -> None:
     """Both functions have the same finite values and gradients."""
-    actual = value_and_gradient(first, input, target, **kwargs)
-    expected = value_and_gradient(second, input, target, **kwargs)
+    actual = value_and_gradient(first, logits, target, **kwargs)
+    expected = value_and_gradient(second, logits, target, **kwargs)
     assert all(x.isfinite().all() for x in expected)
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

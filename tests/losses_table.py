@@ -53,17 +53,17 @@ class Loss:
         return result
 
     def fixed(self, shape: Sequence[int]) -> dict[str, Tensor]:
-        """What makes a call with an input of this shape repeatable: the noise, if there is any."""
+        """What makes a call with logits of this shape repeatable: the noise, if there is any."""
         if self.parameters.get("samples") is None:
             return {}
         noise_shape = (*shape, self.parameters["samples"])
         generator = torch.Generator().manual_seed(1)
         return {"noise": torch.randn(noise_shape, generator=generator, dtype=torch.float64)}
 
-    def __call__(self, input: Tensor, target: Tensor, **arguments: Any) -> Tensor:
+    def __call__(self, logits: Tensor, target: Tensor, **arguments: Any) -> Tensor:
         """The function, with the noise fixed unless it is given."""
-        fixed = {} if "noise" in arguments else self.fixed(input.shape)
-        return self.function(input, target, **fixed, **arguments)
+        fixed = {} if "noise" in arguments else self.fixed(logits.shape)
+        return self.function(logits, target, **fixed, **arguments)
 
 
 def smooth_oracle(scores: Tensor, label: int, k: int, tau: float, margin: float | Tensor) -> Tensor:
@@ -235,7 +235,7 @@ LOSSES = [
 
 def by_hand(
     loss: Loss,
-    input: Tensor,
+    logits: Tensor,
     target: Tensor,
     *,
     weight: Tensor | None = None,
@@ -245,19 +245,19 @@ def by_hand(
     **arguments: Any,
 ) -> Tensor:
     """The contract in loops: ``Σ_c w_c P_c ℓ(s, c)`` of each sample, reduced as cross-entropy."""
-    fixed = {n: rows(t, last=2) for n, t in loss.fixed(input.shape).items()}
-    scores = rows(input)
+    fixed = {n: rows(t, last=2) for n, t in loss.fixed(logits.shape).items()}
+    scores = rows(logits)
     samples, classes = scores.shape
     indices = not target.is_floating_point()
     targets = target.reshape(-1) if indices else rows(target)
-    weight = torch.ones(classes, dtype=input.dtype) if weight is None else weight
-    losses, divisor = [], input.new_zeros(())
+    weight = torch.ones(classes, dtype=logits.dtype) if weight is None else weight
+    losses, divisor = [], logits.new_zeros(())
     for i in range(samples):
         if indices and targets[i] == ignore_index:
             losses.append(0.0 * scores[i].sum())
             continue
         divisor += weight[targets[i]] if indices else 1
-        p = F.one_hot(targets[i], classes).to(input.dtype) if indices else targets[i]
+        p = F.one_hot(targets[i], classes).to(logits.dtype) if indices else targets[i]
         p = p * (1 - label_smoothing) + label_smoothing / classes
         own = {n: t[i] for n, t in fixed.items()}
         terms = [
@@ -268,12 +268,12 @@ def by_hand(
         losses.append(torch.stack(terms).sum())
     result = torch.stack(losses)
     if reduction == "none":
-        return result.reshape(input.select(class_dim(input), 0).shape)
+        return result.reshape(logits.select(class_dim(logits), 0).shape)
     return result.sum() if reduction == "sum" else result.sum() / divisor
 
 
-def class_dim(input: Tensor) -> int:
-    return min(1, input.dim() - 1)
+def class_dim(logits: Tensor) -> int:
+    return min(1, logits.dim() - 1)
 
 
 def rows(tensor: Tensor, last: int = 1) -> Tensor:
@@ -287,8 +287,8 @@ def problem(
     shape: Sequence[int], kind: str = "indices", dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """Random logits of this shape, and targets for them: class "indices" or "probabilities"."""
-    input = torch.randn(*shape, dtype=dtype) * 2
-    dim = class_dim(input)
+    logits = torch.randn(*shape, dtype=dtype) * 2
+    dim = class_dim(logits)
     if kind == "probabilities":
-        return input, torch.randn(*shape, dtype=dtype).softmax(dim)
-    return input, torch.randint(shape[dim], [*shape[:dim], *shape[dim + 1 :]])
+        return logits, torch.randn(*shape, dtype=dtype).softmax(dim)
+    return logits, torch.randint(shape[dim], [*shape[:dim], *shape[dim + 1 :]])

@@ -23,7 +23,7 @@ TAUS = (0.05, 0.3, 1.0, 5.0)
 SIZES = [(n, k) for n in range(2, 8) for k in range(1, n)]
 every_size = pytest.mark.parametrize(("n", "k"), SIZES)
 every_tau = pytest.mark.parametrize("tau", TAUS)
-bounded = settings(max_examples=150, derandomize=True, deadline=None)
+bounded = settings(max_examples=50, derandomize=True, deadline=None)
 
 
 def scores_of(*shape: int, scale: float = 2.0) -> Tensor:

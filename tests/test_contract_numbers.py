@@ -10,31 +10,30 @@ from torch import Tensor
 from contract_cases import (
     KINDS,
     C,
+    all_pairs,
     every_kind,
     every_loss,
-    every_reduction,
     every_smooth_loss,
     value_and_gradient,
 )
-from losses_table import (
-    by_hand,
-    class_dim,
-    problem,
-)
+from losses_table import LOSSES, by_hand, class_dim, problem
+
+DTYPES = [torch.float32, torch.float64]
+HALVES = [torch.bfloat16, torch.float16]
+SMOOTHING = [0.0, 0.1]
 
 # Extreme scores
 
 
 @every_loss
-@every_kind
-@pytest.mark.parametrize("k", [1, 2, 13])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("size", [40.0, 1e4, 1e30])
-def test_large_scores_stay_finite(loss, kind, k, dtype, size):
+@pytest.mark.parametrize(
+    ("k", "size", "kind", "dtype"), all_pairs([1, 2, 13], [40.0, 1e4, 1e30], KINDS, DTYPES), ids=str
+)
+def test_large_scores_stay_finite(loss, k, size, kind, dtype):
     classes = k + 3
-    input, target = problem((8, classes), kind, dtype)
+    logits, target = problem((8, classes), kind, dtype)
     value, gradient = value_and_gradient(
-        loss, input * size, target, **loss.arguments(classes, k), reduction="none"
+        loss, logits * size, target, **loss.arguments(classes, k), reduction="none"
     )
     assert value.isfinite().all()
     assert gradient.isfinite().all()
@@ -45,15 +44,15 @@ def test_large_scores_stay_finite(loss, kind, k, dtype, size):
 @every_kind
 def test_certain_label(loss, kind):
     """Where the label's probability rounds to 1 the gradient vanishes; it is not 0 · ∞."""
-    input = torch.zeros(1, C)
-    input[0, 0] = 100.0
+    logits = torch.zeros(1, C)
+    logits[0, 0] = 100.0
     target = torch.tensor([0])
     if kind == "probabilities":
         target = F.one_hot(target, C).float()
     changes = [{"gamma": g} for g in (0.0, 0.5, 1.0, 1.5)] if "gamma" in loss.parameters else [{}]
     for change in changes:
         arguments = loss.arguments(k=1) | change
-        value, gradient = value_and_gradient(loss, input, target, **arguments)
+        value, gradient = value_and_gradient(loss, logits, target, **arguments)
         assert value < 1e-20
         assert gradient.abs().max() < 1e-20
 
@@ -62,18 +61,17 @@ def test_certain_label(loss, kind):
 
 
 @every_smooth_loss
-@every_kind
-@pytest.mark.parametrize("k", [1, 2, 5, 13])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("lead", [0.0, 3.0, -3.0])
-def test_equal_rivals_share_alike(loss, kind, k, dtype, lead):
+@pytest.mark.parametrize(
+    ("k", "lead", "kind", "dtype"), all_pairs([1, 2, 13], [0.0, 3.0, -3.0], KINDS, DTYPES), ids=str
+)
+def test_equal_rivals_share_alike(loss, k, lead, kind, dtype):
     classes = k + 4
-    input = torch.zeros(1, classes, dtype=dtype)
-    input[0, 0] = lead
+    logits = torch.zeros(1, classes, dtype=dtype)
+    logits[0, 0] = lead
     target = torch.tensor([0])
     if kind == "probabilities":
         target = F.one_hot(target, classes).to(dtype)
-    value, gradient = value_and_gradient(loss, input, target, **loss.arguments(classes, k))
+    value, gradient = value_and_gradient(loss, logits, target, **loss.arguments(classes, k))
     rivals = gradient[0, 1:]
     tolerance = 10 * torch.finfo(dtype).eps
     assert value.isfinite()
@@ -85,16 +83,16 @@ def test_equal_rivals_share_alike(loss, kind, k, dtype, lead):
 
 @every_loss
 @every_kind
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 4])
 def test_ties_by_hand(loss, kind, k):
     """All scores equal, or two values only: values as by hand, finite gradients that sum to 0."""
     classes = k + 2
-    input = torch.zeros(2, classes, dtype=torch.float64)
-    input[1, ::2] = 1.0
+    logits = torch.zeros(2, classes, dtype=torch.float64)
+    logits[1, ::2] = 1.0
     _, target = problem((2, classes), kind)
     arguments = loss.arguments(classes, k)
-    value, gradient = value_and_gradient(loss, input, target, **arguments)
-    torch.testing.assert_close(value, by_hand(loss, input, target, **arguments))
+    value, gradient = value_and_gradient(loss, logits, target, **arguments)
+    torch.testing.assert_close(value, by_hand(loss, logits, target, **arguments))
     torch.testing.assert_close(gradient.sum(1), torch.zeros(2, dtype=torch.float64))
 
 
@@ -102,21 +100,22 @@ def test_ties_by_hand(loss, kind, k):
 
 
 @every_loss
-@every_kind
-@every_reduction
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_half_precision_computes_in_float32(loss, kind, reduction, dtype, label_smoothing):
+@pytest.mark.parametrize(
+    ("reduction", "kind", "dtype", "label_smoothing"),
+    all_pairs(["none", "mean", "sum"], KINDS, HALVES, SMOOTHING),
+    ids=str,
+)
+def test_half_precision_computes_in_float32(loss, reduction, kind, dtype, label_smoothing):
     """The loss of the same numbers in float32, rounded once."""
-    input, target = problem((32, C), kind)
-    input = input.to(dtype)
+    logits, target = problem((32, C), kind)
+    logits = logits.to(dtype)
     target = target.to(dtype) if kind == "probabilities" else target
     weight = torch.rand(C, dtype=dtype)
     arguments = loss.arguments() | {"reduction": reduction, "label_smoothing": label_smoothing}
-    value, gradient = value_and_gradient(loss, input, target, weight=weight, **arguments)
+    value, gradient = value_and_gradient(loss, logits, target, weight=weight, **arguments)
     wide = target.float() if kind == "probabilities" else target
     exact, exact_gradient = value_and_gradient(
-        loss, input.float(), wide, weight=weight.float(), **arguments
+        loss, logits.float(), wide, weight=weight.float(), **arguments
     )
     assert value.dtype == gradient.dtype == dtype
     half_a_digit = 0.505 * torch.finfo(dtype).eps
@@ -127,36 +126,40 @@ def test_half_precision_computes_in_float32(loss, kind, reduction, dtype, label_
 @every_loss
 def test_sum_of_half_precision_weights(loss):
     """The sum of many weights neither overflows nor stalls in half precision."""
-    input, target = problem((2, C))
+    logits, target = problem((2, C))
     many = 40_000
-    input, target = input.half().repeat(many, 1), target.repeat(many)
+    logits, target = logits.half().repeat(many, 1), target.repeat(many)
     weight = torch.ones(C, dtype=torch.float16)
     arguments = loss.arguments()
     if "samples" in arguments:
         arguments["epsilon"] = 0.0
-    actual = loss(input, target, weight=weight, **arguments)
-    expected = loss(input[:2], target[:2], **arguments)
+    actual = loss(logits, target, weight=weight, **arguments)
+    expected = loss(logits[:2], target[:2], **arguments)
     torch.testing.assert_close(actual, expected)
 
 
-@every_loss
-@every_kind
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
+    ("loss", "dtype", "kind", "label_smoothing"),
+    [(LOSSES[0], *row) for row in all_pairs([*HALVES, *DTYPES], KINDS, SMOOTHING)]
+    + [
+        (loss, *row)
+        for loss in LOSSES[1:]
+        for row in [(torch.bfloat16, "indices", 0.0), (torch.float64, "probabilities", 0.1)]
+    ],
+    ids=lambda x: getattr(x, "name", str(x)),
 )
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_autocast(loss, kind, dtype, label_smoothing):
+def test_autocast(loss, dtype, kind, label_smoothing):
     """Under autocast the loss is that of the logits in float32, as cross-entropy's."""
-    input, target = problem((8, C), kind)
-    input = input.to(dtype)
+    logits, target = problem((8, C), kind)
+    logits = logits.to(dtype)
     target = target.to(dtype) if kind == "probabilities" else target
     arguments = loss.arguments() | {"label_smoothing": label_smoothing}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        value, gradient = value_and_gradient(loss, input, target, **arguments)
-        as_usual = F.cross_entropy(input, target, label_smoothing=label_smoothing)
+        value, gradient = value_and_gradient(loss, logits, target, **arguments)
+        as_usual = F.cross_entropy(logits, target, label_smoothing=label_smoothing)
     wide = torch.promote_types(dtype, torch.float32)
     exact, exact_gradient = value_and_gradient(
-        loss, input.to(wide), target.to(wide) if kind == "probabilities" else target, **arguments
+        loss, logits.to(wide), target.to(wide) if kind == "probabilities" else target, **arguments
     )
     assert value.dtype == as_usual.dtype
     assert gradient.dtype == dtype
@@ -183,7 +186,7 @@ scores_and_label = st.integers(3, 7).flatmap(
         st.lists(st.floats(-20, 20, width=32), min_size=n, max_size=n), st.integers(0, n - 1)
     )
 )
-few_examples = settings(max_examples=25, deadline=None, derandomize=True)
+few_examples = settings(max_examples=10, deadline=None, derandomize=True)
 
 
 @every_loss

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 # Derivatives and transformations
 
 
-@every_kind
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize(("kind", "k"), [("indices", 1), ("bool", 2), ("float", 4), ("indices", 4)])
 def test_derivatives(kind, k):
     scores = scores_of(4, C).requires_grad_()
     weight = torch.rand(C, dtype=torch.float64)
@@ -43,6 +42,7 @@ def test_derivatives(kind, k):
     )
 
 
+@pytest.mark.slow
 @every_kind
 def test_derivatives_of_large_k(kind):
     scores = scores_of(2, 16).requires_grad_()
@@ -90,7 +90,10 @@ def test_blocks_of_rows(kind, monkeypatch):
     assert (margin.grad > 0).tolist() == MASK.any(0).tolist()
 
 
-@every_kind
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
+@pytest.mark.parametrize(
+    "kind", ["indices", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bool", "float"))]
+)
 def test_compile(kind):
     """One graph, with the values and gradients of eager mode."""
     module = MultiLabelSmoothTopKLoss(2, margin=torch.rand(C), weight=torch.rand(C))

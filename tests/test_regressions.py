@@ -15,8 +15,7 @@ from topklass.functional import focal_loss, smooth_topk_loss
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("extra", [1, 16, 255, 256])
+@pytest.mark.parametrize(("k", "extra"), [(1, 1), (1, 256), (2, 255), (5, 1), (5, 16)])
 def test_absent_heads_in_the_padding_of_long_rows(k, extra):
     n = 512 * k + extra
     for present in range(k + 2):

@@ -14,6 +14,7 @@ from torch.autograd.functional import hessian, jacobian
 import topklass
 from losses_table import CLASSES, LOSSES, Loss, problem
 from synchronisation import no_synchronisation
+from topklass.reference.power_sums import LARGEST_K
 
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -31,23 +32,25 @@ every_loss = pytest.mark.parametrize("loss", LOSSES, ids=name)
 every_smooth_loss = pytest.mark.parametrize("loss", SMOOTH, ids=name)
 every_noised_loss = pytest.mark.parametrize("loss", NOISED, ids=name)
 every_kind = pytest.mark.parametrize("kind", ["indices", "probabilities"])
-every_k = pytest.mark.parametrize("k", [1, 2, 13])
+every_k = pytest.mark.parametrize(
+    "k", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 13))]
+)
 
 
 def a_case(loss: Loss, kind: str = "indices", k: int = 2, reduction: str = "sum"):
     """Logits (3, k + 4), and the loss as a function of them alone, with every option in use."""
     classes = k + 4
-    input, target = problem((3, classes), kind)
-    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(input.shape)
+    logits, target = problem((3, classes), kind)
+    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(logits.shape)
     arguments["weight"] = torch.rand(classes, dtype=torch.float64)
     if kind == "indices":
         arguments["ignore_index"] = int(target[2])
         target[:2] = (target[2] + 1) % classes
-    return input, lambda x: loss(x, target, **arguments, reduction=reduction)
+    return logits, lambda x: loss(x, target, **arguments, reduction=reduction)
 
 
-def gradient(function, input: Tensor) -> Tensor:
-    leaf = input.detach().clone().requires_grad_()
+def gradient(function, logits: Tensor) -> Tensor:
+    leaf = logits.detach().clone().requires_grad_()
     return torch.autograd.grad(function(leaf).sum(), leaf)[0]
 
 
@@ -58,22 +61,30 @@ def gradient(function, input: Tensor) -> Tensor:
 @every_kind
 @every_k
 def test_gradient(loss, kind, k):
-    input, function = a_case(loss, kind, k, reduction="none")
-    assert gradcheck(function, input.requires_grad_(), check_forward_ad=True)
+    logits, function = a_case(loss, kind, k, reduction="none")
+    assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
+
+
+@every_kind
+def test_gradient_by_the_tree(kind, monkeypatch):
+    monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K", dict.fromkeys(LARGEST_K, 1))
+    logits, function = a_case(SMOOTH[0], kind, reduction="none")
+    assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
+    assert gradgradcheck(function, logits, fast_mode=True)
 
 
 @every_smooth_loss
 @every_kind
 @every_k
 def test_second_derivative(loss, kind, k):
-    input, function = a_case(loss, kind, k, reduction="none")
-    assert gradgradcheck(function, input.requires_grad_())
+    logits, function = a_case(loss, kind, k, reduction="none")
+    assert gradgradcheck(function, logits.requires_grad_())
 
 
 @every_smooth_loss
 @every_kind
 def test_second_derivative_with_absent_classes(loss, kind):
-    input = torch.randn(2, C, dtype=torch.float64)
+    logits = torch.randn(2, C, dtype=torch.float64)
     target = torch.tensor([0, 1])
     if kind == "probabilities":
         target = F.one_hot(target, C).double()
@@ -82,17 +93,16 @@ def test_second_derivative_with_absent_classes(loss, kind):
     def masked(x: Tensor) -> Tensor:
         return loss(x.masked_fill(torch.arange(C) == 3, -math.inf), target, **arguments)
 
-    assert gradgradcheck(masked, input.requires_grad_())
+    assert gradgradcheck(masked, logits.requires_grad_())
 
 
 @every_smooth_loss
 @every_kind
-@every_k
-def test_hessian(loss, kind, k):
-    input, function = a_case(loss, kind, k)
-    expected = hessian(function, input)
+def test_hessian(loss, kind):
+    logits, function = a_case(loss, kind)
+    expected = hessian(function, logits)
     assert expected.abs().max() > 1e-5
-    torch.testing.assert_close(torch.func.hessian(function)(input), expected)
+    torch.testing.assert_close(torch.func.hessian(function)(logits), expected)
 
 
 @every_noised_loss
@@ -108,14 +118,14 @@ def test_hessian(loss, kind, k):
     ids=["func.hessian", "jacrev of jacrev", "autograd.hessian", "create_graph"],
 )
 def test_no_second_derivative_of_sampled_noise(loss, kind, second_order):
-    input, function = a_case(loss, kind)
+    logits, function = a_case(loss, kind)
     with pytest.raises(RuntimeError, match="no second derivative"):
-        second_order(function)(input)
+        second_order(function)(logits)
 
 
-def twice(function, input: Tensor) -> Tensor:
+def twice(function, logits: Tensor) -> Tensor:
     """The gradient of a loss with a penalty on its gradient."""
-    leaf = input.clone().requires_grad_()
+    leaf = logits.clone().requires_grad_()
     value = function(leaf)
     (first,) = torch.autograd.grad(value, leaf, create_graph=True)
     return torch.autograd.grad(value + first.square().sum(), leaf)[0]
@@ -126,45 +136,41 @@ def twice(function, input: Tensor) -> Tensor:
 
 @every_loss
 @every_kind
-@every_k
-def test_func_grad(loss, kind, k):
-    input, function = a_case(loss, kind, k)
-    torch.testing.assert_close(torch.func.grad(function)(input), gradient(function, input))
+def test_func_grad(loss, kind):
+    logits, function = a_case(loss, kind)
+    torch.testing.assert_close(torch.func.grad(function)(logits), gradient(function, logits))
 
 
 @every_loss
 @every_kind
-@every_k
-def test_forward_mode(loss, kind, k):
-    input, function = a_case(loss, kind, k)
-    tangent = torch.randn_like(input)
-    expected = (gradient(function, input) * tangent).sum()
-    value, slope = torch.func.jvp(function, (input,), (tangent,))
-    torch.testing.assert_close(value, function(input))
+def test_forward_mode(loss, kind):
+    logits, function = a_case(loss, kind)
+    tangent = torch.randn_like(logits)
+    expected = (gradient(function, logits) * tangent).sum()
+    value, slope = torch.func.jvp(function, (logits,), (tangent,))
+    torch.testing.assert_close(value, function(logits))
     torch.testing.assert_close(slope, expected)
     with forward_ad.dual_level():
-        dual = function(forward_ad.make_dual(input, tangent))
+        dual = function(forward_ad.make_dual(logits, tangent))
         torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, expected)
 
 
 @every_loss
 @every_kind
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-def test_vmap_gives_gradients_of_samples(loss, kind, label_smoothing, weighted):
-    input, target = problem((4, C), kind)
+def test_vmap_gives_gradients_of_samples(loss, kind, label_smoothing):
+    logits, target = problem((4, C), kind)
     arguments = loss.arguments(per_class=True) | {"label_smoothing": label_smoothing}
-    if weighted:
-        arguments["weight"] = torch.rand(C, dtype=torch.float64)
+    arguments["weight"] = torch.rand(C, dtype=torch.float64)
     if kind == "indices":
         target[1] = -100
-    fixed = loss.fixed(input.shape)
+    fixed = loss.fixed(logits.shape)
 
     def of_sample(x: Tensor, y: Tensor, fixed: dict[str, Tensor]) -> Tensor:
         return loss(x, y, **arguments, **fixed, reduction="sum")
 
-    actual = torch.vmap(torch.func.grad(of_sample))(input, target, fixed)
-    expected = gradient(lambda x: loss(x, target, **arguments, **fixed, reduction="sum"), input)
+    actual = torch.vmap(torch.func.grad(of_sample))(logits, target, fixed)
+    expected = gradient(lambda x: loss(x, target, **arguments, **fixed, reduction="sum"), logits)
     torch.testing.assert_close(actual, expected)
 
 
@@ -183,50 +189,77 @@ def test_vmap_over_models(loss):
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
 def test_vectorized_jacobian(loss, kind, strategy):
     """One batched backward pass, as ``is_grads_batched=True`` makes it."""
-    input, function = a_case(loss, kind, reduction="none")
-    actual = jacobian(function, input, vectorize=True, strategy=strategy)
-    torch.testing.assert_close(actual, jacobian(function, input))
+    logits, function = a_case(loss, kind, reduction="none")
+    actual = jacobian(function, logits, vectorize=True, strategy=strategy)
+    torch.testing.assert_close(actual, jacobian(function, logits))
 
 
 # torch.compile
 
 
-@pytest.mark.slow
-@every_loss
-def test_compile(loss):
-    """One graph, with the values and gradients of eager mode."""
-    input, target = problem((4, C), dtype=torch.float32)
-    target[1] = -100
-    fixed = {n: t.float() for n, t in loss.fixed(input.shape).items()}
-    module = loss.module(**loss.arguments())
+def check_compiled(module, logits, target, backend, **fixed):
+    """One graph for any number of rows, with the values and gradients of eager mode."""
     torch._dynamo.reset()
-    compiled = torch.compile(module, fullgraph=True)
-    value = compiled(input.requires_grad_(), target, **fixed)
-    (actual,) = torch.autograd.grad(value, input)
-    expected = module(input, target, **fixed)
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(actual, torch.autograd.grad(expected, input)[0])
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    for rows in (len(logits), len(logits) - 1):
+        leaf = logits[:rows].detach().requires_grad_()
+        noise = {n: t[:rows] for n, t in fixed.items()}
+        value = compiled(leaf, target[:rows], **noise)
+        expected = module(leaf, target[:rows], **noise)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(value, leaf), torch.autograd.grad(expected, leaf)
+        )
 
 
+QUICK = ("smooth", "hinge")
+INDUCTOR = ("smooth", "noised")
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
+@pytest.mark.parametrize(
+    ("loss", "backend"),
+    [
+        pytest.param(x, "aot_eager", marks=[] if x.name in QUICK else pytest.mark.slow, id=x.name)
+        for x in LOSSES
+    ]
+    + [
+        pytest.param(x, "inductor", marks=pytest.mark.slow, id=f"{x.name}-inductor")
+        for x in LOSSES
+        if x.name in INDUCTOR
+    ],
+)
+def test_compile(loss, backend):
+    logits, target = problem((5, C), dtype=torch.float32)
+    target[1] = -100
+    fixed = {n: t.float() for n, t in loss.fixed(logits.shape).items()}
+    check_compiled(loss.module(**loss.arguments()), logits, target, backend, **fixed)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
 @pytest.mark.slow
 def test_compile_class_probabilities():
-    input, target = problem((4, C), "probabilities", dtype=torch.float32)
+    logits, target = problem((5, C), "probabilities", dtype=torch.float32)
     module = topklass.SmoothTopKLoss(2, weight=torch.rand(C), label_smoothing=0.1)
-    torch._dynamo.reset()
-    value = torch.compile(module, fullgraph=True)(input.requires_grad_(), target)
-    (actual,) = torch.autograd.grad(value, input)
-    expected = module(input, target)
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(actual, torch.autograd.grad(expected, input)[0])
+    check_compiled(module, logits, target, "aot_eager")
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns, differently in every version
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [13, 33])
+def test_compile_long_lists(k):
+    logits, target = problem((5, k + 4), dtype=torch.float32)
+    check_compiled(topklass.SmoothTopKLoss(k), logits, target, "aot_eager")
 
 
 # Devices
 
 
 @every_loss
-@every_kind
-@pytest.mark.parametrize("k", [2, 30])
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("kind", "k", "label_smoothing"),
+    [("indices", 2, 0.0), ("indices", 33, 0.0), ("indices", 33, 0.1), ("probabilities", 2, 0.1)],
+)
 def test_reads_no_values_off_the_cpu(loss, kind, k, label_smoothing):
     """Tensors on "meta" have no values: whatever would wait for a device raises."""
     classes = k + 4
@@ -235,14 +268,14 @@ def test_reads_no_values_off_the_cpu(loss, kind, k, label_smoothing):
         weight=torch.ones(classes),
         label_smoothing=label_smoothing,
     ).to("meta")
-    input = torch.empty(3, classes, device="meta", requires_grad=True)
+    logits = torch.empty(3, classes, device="meta", requires_grad=True)
     target = torch.empty(3, dtype=torch.long, device="meta")
     if kind == "probabilities":
         target = torch.empty(3, classes, device="meta")
-    value = module(input, target)
+    value = module(logits, target)
     assert value.device.type == "meta"
     value.backward()
-    assert input.grad.shape == input.shape
+    assert logits.grad.shape == logits.shape
 
 
 @pytest.mark.gpu
@@ -252,14 +285,14 @@ def test_reads_no_values_off_the_cpu(loss, kind, k, label_smoothing):
 @pytest.mark.parametrize("k", [2, 30])
 def test_cuda_does_not_wait(loss, kind, k):
     classes = k + 4
-    input, target = problem((5, classes), kind, torch.float32)
+    logits, target = problem((5, classes), kind, torch.float32)
     arguments = loss.arguments(classes, k, per_class=True) | {"weight": torch.rand(classes)}
-    fixed = loss.fixed(input.shape)
-    expected = gradient(lambda x: loss(x, target, **arguments, **fixed), input)
+    fixed = loss.fixed(logits.shape)
+    expected = gradient(lambda x: loss(x, target, **arguments, **fixed), logits)
     cuda = {n: v.cuda() if isinstance(v, Tensor) else v for n, v in (arguments | fixed).items()}
-    input, target = input.cuda().requires_grad_(), target.cuda()
+    logits, target = logits.cuda().requires_grad_(), target.cuda()
     with no_synchronisation():
-        (actual,) = torch.autograd.grad(loss(input, target, **cuda), input)
+        (actual,) = torch.autograd.grad(loss(logits, target, **cuda), logits)
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -268,11 +301,10 @@ def test_cuda_does_not_wait(loss, kind, k):
 
 @every_loss
 @every_kind
-@every_k
-def test_strides_do_not_matter(loss, kind, k):
-    classes = k + 4
-    input, target = problem((4, classes), kind)
-    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(input.shape)
+def test_strides_do_not_matter(loss, kind):
+    k, classes = 2, 6
+    logits, target = problem((4, classes), kind)
+    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(logits.shape)
     arguments["weight"] = torch.rand(classes, dtype=torch.float64)
 
     def transposed(t: Tensor) -> Tensor:
@@ -285,12 +317,12 @@ def test_strides_do_not_matter(loss, kind, k):
 
     def run(layout) -> tuple[Tensor, Tensor]:
         laid = {n: layout(v) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-        leaf = layout(input).requires_grad_()
+        leaf = layout(logits).requires_grad_()
         value = loss(leaf, layout(target), **laid, reduction="none")
         return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
     expected = run(lambda t: t.clone())
-    assert not transposed(input).is_contiguous()
+    assert not transposed(logits).is_contiguous()
     torch.testing.assert_close(run(transposed), expected)
     torch.testing.assert_close(run(strided), expected)
 
@@ -309,20 +341,21 @@ def test_expanded_logits(loss):
 
 
 @every_loss
-@every_kind
-@every_k
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("kind", "k", "label_smoothing"),
+    [("indices", 2, 0.0), ("indices", 13, 0.0), ("indices", 2, 0.1), ("probabilities", 2, 0.0)],
+)
 def test_changes_nothing_of_the_caller(loss, kind, k, label_smoothing):
     classes = k + 4
-    input, target = problem((3, classes), kind)
-    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(input.shape)
+    logits, target = problem((3, classes), kind)
+    arguments = loss.arguments(classes, k, per_class=True) | loss.fixed(logits.shape)
     arguments["weight"] = torch.rand(classes, dtype=torch.float64)
     if kind == "indices":
         target[0] = -100
-    input.requires_grad_()
-    given = [input, target, *(v for v in arguments.values() if isinstance(v, Tensor))]
+    logits.requires_grad_()
+    given = [logits, target, *(v for v in arguments.values() if isinstance(v, Tensor))]
     before = [(t._version, t.detach().clone()) for t in given]
-    loss(input, target, **arguments, label_smoothing=label_smoothing).backward()
+    loss(logits, target, **arguments, label_smoothing=label_smoothing).backward()
     for tensor, (version, values) in zip(given, before, strict=True):
         assert tensor._version == version
         assert torch.equal(tensor, values)
@@ -333,11 +366,11 @@ def test_changes_nothing_of_the_caller(loss, kind, k, label_smoothing):
 
 @every_noised_loss
 def test_generator(loss):
-    input, target = problem((5, C))
+    logits, target = problem((5, C))
     module = loss.module(**loss.arguments())
     state = torch.get_rng_state()
     first, again, other = (
-        module(input, target, generator=torch.Generator().manual_seed(s)) for s in (3, 3, 4)
+        module(logits, target, generator=torch.Generator().manual_seed(s)) for s in (3, 3, 4)
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert first == again
@@ -346,12 +379,12 @@ def test_generator(loss):
 
 @every_noised_loss
 def test_global_seed(loss):
-    input, target = problem((5, C))
+    logits, target = problem((5, C))
     module = loss.module(**loss.arguments())
     values = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        values.append(module(input, target))
+        values.append(module(logits, target))
     assert values[0] == values[1] != values[2]
 
 
@@ -361,18 +394,18 @@ def test_global_seed(loss):
 @every_loss
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copy(loss, copied):
-    input, target = problem((3, C))
+    logits, target = problem((3, C))
     options = {"weight": torch.rand(C), "reduction": "sum", "label_smoothing": 0.1}
     module = loss.module(**loss.arguments(per_class=True), **options)
     twin = copied(module)
-    fixed = loss.fixed(input.shape)
-    assert torch.equal(twin(input, target, **fixed), module(input, target, **fixed))
+    fixed = loss.fixed(logits.shape)
+    assert torch.equal(twin(logits, target, **fixed), module(logits, target, **fixed))
     assert repr(twin) == repr(module)
 
 
 @every_loss
 def test_state_dict(loss):
-    input, target = problem((3, C))
+    logits, target = problem((3, C))
     arguments = loss.arguments(per_class=True)
     module = loss.module(**arguments, weight=torch.rand(C, dtype=torch.float64))
     blank = {n: torch.zeros_like(v) if isinstance(v, Tensor) else v for n, v in arguments.items()}
@@ -380,8 +413,8 @@ def test_state_dict(loss):
     expected = {"weight", "margin"} if loss.takes_margin else {"weight"}
     assert set(module.state_dict()) == expected
     other.load_state_dict(module.state_dict())
-    fixed = loss.fixed(input.shape)
-    assert torch.equal(other(input, target, **fixed), module(input, target, **fixed))
+    fixed = loss.fixed(logits.shape)
+    assert torch.equal(other(logits, target, **fixed), module(logits, target, **fixed))
     assert not loss.module(**loss.arguments()).state_dict()
 
 
@@ -399,13 +432,13 @@ def test_to(loss):
 
 @pytest.mark.parametrize("loss", [x for x in LOSSES if x.takes_margin], ids=name)
 def test_margins_as_a_list(loss):
-    input, target = problem((3, C), dtype=torch.float32)
+    logits, target = problem((3, C), dtype=torch.float32)
     arguments = loss.arguments(per_class=True)
     margins = arguments["margin"].float()
-    fixed = loss.fixed(input.shape)
+    fixed = loss.fixed(logits.shape)
     listed = loss.module(**(arguments | {"margin": margins.tolist()}))
     tensor = loss.module(**(arguments | {"margin": margins}))
-    assert torch.equal(listed(input, target, **fixed), tensor(input, target, **fixed))
+    assert torch.equal(listed(logits, target, **fixed), tensor(logits, target, **fixed))
 
 
 @every_loss

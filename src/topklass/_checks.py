@@ -29,6 +29,8 @@ class Options(NamedTuple):
 
 def check_options(options: Options, classes: int | None = None) -> None:
     """Require a known reduction, label smoothing from 0 to 1, and one weight per class."""
+    if not is_integer(options.ignore_index):
+        raise TypeError(f"ignore_index must be an integer, got {options.ignore_index!r}")
     if options.reduction not in REDUCTIONS:
         raise ValueError(
             f"reduction must be one of {', '.join(REDUCTIONS)}, got {options.reduction!r}"
@@ -104,8 +106,8 @@ def check_target(logits: Tensor, target: Tensor, dim: int = 1) -> bool:
             f"target must hold class indices (integers) or class probabilities, got {target.dtype}"
         )
     if target.shape != expected:
-        batch = logits.dim() == 2 and target.dim() == 1
-        raise (ValueError if batch else RuntimeError)(
+        wrong_batch = len(expected) > 0 and target.shape[:1] != expected[:1]
+        raise (ValueError if wrong_batch else RuntimeError)(
             f"for logits of shape {tuple(logits.shape)} with classes in dimension "
             f"{class_dimension(logits, dim)}, a target of class indices must have shape "
             f"{tuple(expected)}, got {tuple(target.shape)}{_target_hint(logits, target, dim)}"

@@ -30,8 +30,15 @@ def can_read_values(tensor: Tensor) -> bool:
 
 
 def needs_plain_backward(gradient: Tensor) -> bool:
-    """Whether a backward pass will itself be differentiated, or runs for a batch of gradients."""
-    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient)
+    """Whether a backward pass is itself differentiated, or its gradient is not an ordinary tensor.
+
+    That of ``is_grads_batched=True`` stands for a batch of gradients.
+    """
+    return (
+        torch.is_grad_enabled()
+        or type(gradient) is not Tensor
+        or torch._C._functorch.is_legacy_batchedtensor(gradient)
+    )
 
 
 def plain_backward(function: Callable[[Tensor], Tensor], scores: Tensor, grad: Tensor) -> Tensor:

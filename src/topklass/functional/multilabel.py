@@ -79,6 +79,7 @@ def multilabel_smooth_topk_loss(
         >>> multilabel_smooth_topk_loss(logits, positives, k=2, reduction="none")
         tensor([0.4021, 2.1269])
     """
+    _check_shape(logits)
     classes = check_k(k, logits, -1)
     check_temperature(tau)
     check_margin(margin, classes)
@@ -145,13 +146,17 @@ def _gaps(scores: Tensor, labels: Tensor | None, positive: Tensor, k: int, tau: 
     return (gap - label / k).masked_fill(label == -inf, inf)
 
 
-def _check_target(logits: Tensor, target: Tensor) -> None:
-    """Require positives of each sample, as indices or as a mask."""
-    if logits.dim() > 2:
+def _check_shape(logits: Tensor) -> None:
+    """Require one sample, or a batch of them."""
+    if isinstance(logits, Tensor) and logits.dim() > 2:
         raise ValueError(
             f"logits must have shape (C) or (N, C), got {tuple(logits.shape)}: "
             f"move the classes to the end and flatten the other dimensions"
         )
+
+
+def _check_target(logits: Tensor, target: Tensor) -> None:
+    """Require positives of each sample, as indices or as a mask."""
     if not isinstance(target, Tensor) or target.is_complex():
         given = target.dtype if isinstance(target, Tensor) else type(target).__name__
         raise TypeError(

@@ -92,7 +92,8 @@ def noised_topk_loss(
     loss: RowLoss
     if noise is not None:
         noise = noise_rows(noise, logits, class_dimension(logits, dim))
-        loss = NoisedHinge(k, epsilon, noise.shape[-1], scale, margin, noise)
+        drawn = int(noise.shape[-1])  # a tensor under torch.jit.trace
+        loss = NoisedHinge(k, epsilon, drawn, scale, margin, noise)
     elif samples is not None:
         loss = NoisedHinge(k, epsilon, samples, scale, margin, None, generator)
     elif epsilon == 0:  # nothing to integrate

@@ -93,7 +93,7 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
         return every(scores.to(power_sums.wide_dtype(scores)), k, tau)
     if not power:
         return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), k, scores, labels)
-    if is_eager(scores):
+    if is_eager(scores) and is_eager(labels):
         return fused.smooth_gap(scores, labels, k, tau)
     return power_sums.smooth_gap(scores.to(power_sums.working_dtype(scores.dtype)), labels, k, tau)
 
