@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -141,10 +140,33 @@ def find_kernel(
     )
     if obstacle is None:
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
-        return import_module(f"topklass.kernels.{module}")
+        return _family(module)
     if backend == "kernel":
         raise RuntimeError(f'use_backend("kernel"): there is no kernel for {obstacle}')
     return None
+
+
+def _family(module: str) -> Any:
+    """A kernel family, imported where it serves; compilers trace import statements only."""
+    if module == "smooth":
+        from topklass.kernels import smooth
+
+        return smooth
+    if module == "long_lists":
+        from topklass.kernels import long_lists
+
+        return long_lists
+    if module == "noised":
+        from topklass.kernels import noised
+
+        return noised
+    if module == "expected":
+        from topklass.kernels import expected
+
+        return expected
+    from topklass.kernels import esp
+
+    return esp
 
 
 def _obstacle_of_parameters(

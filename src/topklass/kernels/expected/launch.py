@@ -18,13 +18,14 @@ from topklass.kernels.smooth.launch import (
     alignment,
     launch,
     margins_and_number,
+    new_counter,
     new_gradient,
     new_result,
     power_of_two,
     room_for_heads,
     row_stride,
     rows_of,
-    zero_counter,
+    shared_counter,
 )
 from topklass.kernels.smooth.row_constants import Outputs
 from topklass.kernels.smooth.row_state import Problem
@@ -67,7 +68,12 @@ def new_outputs(scores: Tensor, reduction: str, differentiate: bool) -> tuple[Te
 
 
 def integrate(
-    problem: Problem, expected: Expected, ignore_index: int, reduction: str, differentiate: bool
+    problem: Problem,
+    expected: Expected,
+    ignore_index: int,
+    reduction: str,
+    differentiate: bool,
+    counter: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The expected top-k or the reduced loss, its unscaled gradient, and its weight in a buffer."""
     scores, k = problem.scores, expected.k
@@ -89,7 +95,7 @@ def integrate(
             scores.new_empty(programs * columns, dtype=torch.float32),
             scores.new_empty(programs * size, dtype=torch.float32),
         ),
-        Outputs(buffer, zero_counter(scores), result),
+        Outputs(buffer, counter, result),
         gradient if differentiate else None,
         Numbers(expected.epsilon, DOWN, UP, DOWN + FAR, expected.margin, expected.scale),
         rows,
@@ -145,9 +151,13 @@ def forward(
     """
     margins, margin = margins_and_number(loss.margin, scores)
     problem = rows_of(scores, labels, margins, options.weight)
-    expected = of_loss(loss, margin)
     result, *saved = integrate(
-        problem, expected, options.ignore_index, options.reduction, differentiate
+        problem,
+        of_loss(loss, margin),
+        options.ignore_index,
+        options.reduction,
+        differentiate,
+        shared_counter(scores),
     )
     return result, tuple(saved)
 
@@ -170,7 +180,8 @@ def expected_topk(
 ) -> tuple[Tensor, Tensor]:
     """The expected k-th largest of (R, n) scores, (R), and its gradient, (R, n) or empty."""
     expected = Expected(int(k), float(epsilon))
-    value, gradient, _ = integrate(rows_of(scores), expected, 0, "none", differentiate)
+    counter = shared_counter(scores)
+    value, gradient, _ = integrate(rows_of(scores), expected, 0, "none", differentiate, counter)
     return value, gradient
 
 
@@ -210,7 +221,8 @@ def expected_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The expected top-k, or with labels the loss, its unscaled gradient and its weight."""
     problem = rows_of(scores, labels, margins, weight)
-    return integrate(problem, Expected(k, *numbers), ignore_index, reduction, differentiate)
+    expected, counter = Expected(k, *numbers), new_counter(scores)
+    return integrate(problem, expected, ignore_index, reduction, differentiate, counter)
 
 
 @expected_operator.register_fake

@@ -20,7 +20,7 @@ from topklass.kernels.smooth.launch import (
     power_of_two,
     row_stride,
     rows_of,
-    zero_counter,
+    shared_counter,
 )
 from topklass.kernels.smooth.row_constants import Outputs
 
@@ -54,12 +54,18 @@ def new_buffer(scores: Tensor, k: int) -> Tensor:
 
 
 def forward(
-    scores: Tensor, labels: Tensor, loss: SmoothLoss, options: Options, differentiate: bool
+    scores: Tensor,
+    labels: Tensor,
+    loss: SmoothLoss,
+    options: Options,
+    differentiate: bool,
+    counter: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The reduced loss of (R, n) scores, float32, or (R) losses; and what the gradient needs.
 
     The latter is a buffer with the constants of rows, a by-product of the loss.
     """
+    counter = shared_counter(scores) if counter is None else counter
     margins, margin = margins_and_number(loss.margin, scores)
     problem = rows_of(scores, labels, margins, options.weight)
     scores = problem.scores
@@ -73,7 +79,7 @@ def forward(
         WARPS,
         scores,
         problem,
-        Outputs(buffer, zero_counter(scores), result),
+        Outputs(buffer, counter, result),
         Numbers(*halves(tau), *halves(margin)),
         rows,
         columns,

@@ -14,13 +14,14 @@ from topklass.kernels.smooth.launch import (
     alignment,
     launch,
     margins_and_number,
+    new_counter,
     new_gradient,
     new_result,
     power_of_two,
     room_for_heads,
     row_stride,
     rows_of,
-    zero_counter,
+    shared_counter,
 )
 from topklass.kernels.smooth.row_constants import Outputs
 from topklass.kernels.smooth.row_state import Problem
@@ -117,7 +118,12 @@ def new_outputs(scores: Tensor, samples: int, reduction: str) -> Sampling:
 
 
 def choose(
-    problem: Problem, seed: Tensor, sampled: Sampled, ignore_index: int, reduction: str
+    problem: Problem,
+    seed: Tensor,
+    sampled: Sampled,
+    ignore_index: int,
+    reduction: str,
+    counter: Tensor,
 ) -> Sampling:
     """The noised top-k or the reduced loss, and what the gradient needs."""
     scores, k, samples = problem.scores, sampled.k, sampled.samples
@@ -134,7 +140,7 @@ def choose(
         scores,
         problem,
         Work(seed, candidates, chosen, slopes),
-        Outputs(buffer, zero_counter(scores), result),
+        Outputs(buffer, counter, result),
         Numbers(sampled.epsilon, sampled.margin, sampled.scale),
         rows,
         columns,
@@ -194,8 +200,9 @@ def forward(
     margins, margin = margins_and_number(loss.margin, scores)
     problem = rows_of(scores, labels, margins, options.weight)
     seed = draw_seed(scores, loss.generator)
+    counter, sampled = shared_counter(scores), of_loss(loss, margin)
     result, *saved = choose(
-        problem, seed, of_loss(loss, margin), options.ignore_index, options.reduction
+        problem, seed, sampled, options.ignore_index, options.reduction, counter
     )
     return result, tuple(saved)
 
@@ -218,7 +225,7 @@ def noised_topk(
     """The average k-th largest noised score of (R, n) scores, (R), and its classes."""
     seed = draw_seed(scores, generator)
     sampled = Sampled(int(k), float(epsilon), int(samples))
-    value, chosen, _, _ = choose(rows_of(scores), seed, sampled, 0, "none")
+    value, chosen, _, _ = choose(rows_of(scores), seed, sampled, 0, "none", shared_counter(scores))
     return value, chosen
 
 
@@ -268,7 +275,7 @@ def noised(
     epsilon, margin, scale = numbers
     problem = rows_of(scores, labels, margins, weight)
     sampled = Sampled(k, epsilon, samples, margin, scale)
-    return choose(problem, seed, sampled, ignore_index, reduction)
+    return choose(problem, seed, sampled, ignore_index, reduction, new_counter(scores))
 
 
 @noised.register_fake

@@ -112,18 +112,23 @@ def launch(kernel: Any, grid: tuple[int, ...], warps: int, scores: Tensor, *rest
         kernel[grid](*rest, num_warps=warps)
 
 
-def zero_counter(scores: Tensor) -> Tensor:
-    """A counter that is 0 and that every launch leaves at 0, so that none is spent on it.
+def new_counter(scores: Tensor) -> Tensor:
+    """A counter at 0: for compiled calls, whose memory may belong to a CUDA graph."""
+    return scores.new_zeros(1, dtype=torch.float64)
+
+
+def shared_counter(scores: Tensor) -> Tensor:
+    """A counter at 0 that every launch leaves at 0: for eager calls, which need not set it to 0.
 
     Launches on one stream follow each other and share theirs. A CUDA graph gets its own, since it
     may be replayed on any stream.
     """
     if not scores.is_cuda or torch.cuda.is_current_stream_capturing():
-        return scores.new_zeros(1, dtype=torch.float64)
+        return new_counter(scores)
     index = scores.get_device()
     key = (index, torch.cuda.current_stream(index).cuda_stream)
     if key not in _counters:
-        _counters[key] = scores.new_zeros(1, dtype=torch.float64)
+        _counters[key] = new_counter(scores)
     return _counters[key]
 
 
@@ -281,12 +286,18 @@ def write_gradient(
 
 
 def forward(
-    scores: Tensor, labels: Tensor, loss: SmoothLoss, options: Options, differentiate: bool
+    scores: Tensor,
+    labels: Tensor,
+    loss: SmoothLoss,
+    options: Options,
+    differentiate: bool,
+    counter: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The reduced loss of (R, n) scores, float32, or (R) losses; and what the gradient needs.
 
     The latter is a buffer with the constants of rows, a by-product of the loss.
     """
+    counter = shared_counter(scores) if counter is None else counter
     margins, margin = margins_and_number(loss.margin, scores)
     problem = rows_of(scores, labels, margins, options.weight)
     scores = problem.scores
@@ -302,7 +313,7 @@ def forward(
         tiles.warps if tiles.constants.reads else 1,
         scores,
         problem,
-        Outputs(buffer, zero_counter(scores), result),
+        Outputs(buffer, counter, result),
         Numbers(*halves(tau), *halves(margin), LOG2_E / (k * tau)),
         rows,
         columns,
@@ -333,7 +344,7 @@ def backward(
 
 # The same for torch.compile and torch.export, which do not look inside custom operators.
 
-Forward = Callable[[Tensor, Tensor, SmoothLoss, Options, bool], tuple[Tensor, tuple[Tensor, ...]]]
+Forward = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
 Backward = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], SmoothLoss, Options], Tensor]
 
 
@@ -356,7 +367,7 @@ def custom_operator(
     ) -> tuple[Tensor, Tensor]:
         loss = GivenLoss(k, tau, margin if margins is None else margins)
         options = GivenOptions(weight, ignore_index, reduction)
-        result, (buffer,) = forward(scores, labels, loss, options, True)
+        result, (buffer,) = forward(scores, labels, loss, options, True, new_counter(scores))
         return result, buffer
 
     @loss_and_buffer.register_fake
