@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def is_eager(tensor: Tensor) -> bool:
@@ -20,8 +21,13 @@ def is_eager(tensor: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._is_tracing()
-        and torch.autograd.forward_ad.unpack_dual(tensor).tangent is None  # type: ignore[no-untyped-call]
+        and not (forward_ad._current_level >= 0 and _has_tangent(tensor))
     )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    """Whether forward mode differentiates through the tensor."""
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def can_read_values(tensor: Tensor) -> bool:
