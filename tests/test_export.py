@@ -11,6 +11,7 @@ import topklass
 from contract_cases import name
 from losses_table import CLASSES, LOSSES, Loss, problem
 from topklass.functional import topk_accuracy
+from topklass.reference import power_sums
 
 # Exporters and tracers warn, differently in every version of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -236,3 +237,30 @@ def test_composite_compliance():
     checks.check_forward_ad_formula(
         smooth, arguments, {}, assert_equal_fn=torch.testing.assert_close
     )
+
+
+# Where power sums are not accurate, a tree of products takes over.
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_export_of_the_tree(monkeypatch, strict):
+    """Marginals, lists and label smoothing of any batch, as of k = 33 on."""
+    monkeypatch.setitem(power_sums.LARGEST_K, torch.float32, 0)
+    loss = topklass.SmoothTopKLoss(3, label_smoothing=0.2)
+
+    def everything(scores: Tensor) -> tuple[Tensor, ...]:
+        value = loss(scores, torch.zeros_like(scores[:, 0]).long())
+        return topklass.topk_marginals(scores, 3), *topklass.predict_topk(scores, 3), value
+
+    module = Operator(everything)
+    program = exported(module, (torch.randn(FEW, C),), strict)
+    scores = torch.randn(40, C)
+    torch.testing.assert_close(program(scores), module(scores))
+
+
+def test_trace_of_the_multi_label_loss():
+    loss = topklass.MultiLabelSmoothTopKLoss(2)
+    targets = torch.tensor([[0, 1], [2, -100], [3, 3]])
+    traced = torch.jit.trace(loss, (torch.randn(3, C), targets))
+    logits, targets = torch.randn(4, C), torch.tensor([[5, 5], [1, -100], [-100, -100], [0, 4]])
+    torch.testing.assert_close(traced(logits, targets), loss(logits, targets))

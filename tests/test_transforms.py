@@ -14,6 +14,7 @@ from torch.autograd.functional import hessian, jacobian
 import topklass
 from losses_table import CLASSES, LOSSES, Loss, problem
 from synchronisation import no_synchronisation
+from topklass.reference import row_blocks
 from topklass.reference.power_sums import LARGEST_K
 
 # PyTorch's own forward mode still uses what it deprecates.
@@ -452,3 +453,31 @@ def test_repr(loss):
     assert shown.startswith(loss.module.__name__ + "(")
     for parameter, value in arguments.items():
         assert f"{parameter}={value!r}" in shown
+
+
+@pytest.mark.parametrize("kind", ["smoothing", "mask"])
+def test_tangents_of_margins_in_blocks(monkeypatch, kind):
+    """Blocks of rows differentiate the scores alone: a dual margin must not go through them."""
+    logits, target = problem((6, CLASSES))
+
+    def loss(margin: Tensor) -> Tensor:
+        if kind == "smoothing":
+            return topklass.functional.smooth_topk_loss(
+                logits, target, 2, 0.8, margin, label_smoothing=0.1
+            )
+        return topklass.functional.multilabel_smooth_topk_loss(logits, logits > 1, 2, 0.8, margin)
+
+    def tangent() -> Tensor:
+        margin = torch.full((CLASSES,), 0.5, dtype=torch.float64)
+        return torch.func.jvp(loss, (margin,), (torch.ones_like(margin),))[1]
+
+    def dual_tangent() -> Tensor | None:
+        with forward_ad.dual_level():
+            margin = torch.full((CLASSES,), 0.5, dtype=torch.float64)
+            return forward_ad.unpack_dual(
+                loss(forward_ad.make_dual(margin, torch.ones_like(margin)))
+            ).tangent
+
+    expected = tangent()
+    monkeypatch.setitem(row_blocks.GRAPH_ELEMENTS, "cpu", 1)
+    torch.testing.assert_close(dual_tangent(), expected)

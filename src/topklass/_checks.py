@@ -1,4 +1,4 @@
-"""Checks of arguments: errors name what was given, what was expected and how to mend it.
+"""Checks of arguments: errors name what was given, what was expected and how to fix it.
 
 Where ``torch.nn.functional.cross_entropy`` raises for the same mistake, the type is the same.
 """
@@ -29,8 +29,7 @@ class Options(NamedTuple):
 
 def check_options(options: Options, classes: int | None = None) -> None:
     """Require a known reduction, label smoothing from 0 to 1, and one weight per class."""
-    if not is_integer(options.ignore_index):
-        raise TypeError(f"ignore_index must be an integer, got {options.ignore_index!r}")
+    check_ignore_index(options.ignore_index)
     if options.reduction not in REDUCTIONS:
         raise ValueError(
             f"reduction must be one of {', '.join(REDUCTIONS)}, got {options.reduction!r}"
@@ -44,6 +43,12 @@ def check_options(options: Options, classes: int | None = None) -> None:
         check_per_class("weight", options.weight, classes)
 
 
+def check_ignore_index(ignore_index: int) -> None:
+    """Require an integer; one that is not a class, as -100, ignores nothing else."""
+    if not is_integer(ignore_index):
+        raise TypeError(f"ignore_index must be an integer, got {ignore_index!r}")
+
+
 def check_logits(logits: Tensor, dim: int = 1) -> int:
     """Require floating-point logits with a class dimension; return the number of classes."""
     if not isinstance(logits, Tensor):
@@ -55,10 +60,15 @@ def check_logits(logits: Tensor, dim: int = 1) -> int:
     return logits.shape[class_dimension(logits, dim)]
 
 
-def class_dimension(logits: Tensor, dim: int = 1) -> int:
-    """The class dimension counted from 0; that of (C) logits for the default ``dim=1``."""
+def check_dim(dim: int) -> None:
+    """Require an integer."""
     if not is_integer(dim):
         raise TypeError(f"dim must be an integer, got {dim!r} ({type(dim).__name__})")
+
+
+def class_dimension(logits: Tensor, dim: int = 1) -> int:
+    """The class dimension counted from 0; that of (C) logits for the default ``dim=1``."""
+    check_dim(dim)
     dimensions = logits.dim()
     if dimensions == 1 and dim == 1:
         return 0
@@ -106,7 +116,7 @@ def check_target(logits: Tensor, target: Tensor, dim: int = 1) -> bool:
             f"target must hold class indices (integers) or class probabilities, got {target.dtype}"
         )
     if target.shape != expected:
-        wrong_batch = len(expected) > 0 and target.shape[:1] != expected[:1]
+        wrong_batch = target.shape != logits.shape and target.shape[:1] != expected[:1]
         raise (ValueError if wrong_batch else RuntimeError)(
             f"for logits of shape {tuple(logits.shape)} with classes in dimension "
             f"{class_dimension(logits, dim)}, a target of class indices must have shape "
@@ -116,7 +126,7 @@ def check_target(logits: Tensor, target: Tensor, dim: int = 1) -> bool:
 
 
 def _target_hint(logits: Tensor, target: Tensor, dim: int) -> str:
-    """How a target of class indices with a wrong shape may be mended."""
+    """How a target of class indices with a wrong shape may be fixed."""
     if target.shape == logits.shape:
         return "; one-hot targets must be floating point: target.float()"
     if target.shape == (*index_shape(logits, dim), 1):

@@ -35,6 +35,18 @@ def can_read_values(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and is_eager(tensor)
 
 
+def is_differentiated(value: object) -> bool:
+    """Whether derivatives by a value may be asked for, by autograd or any transformation."""
+    if not isinstance(value, Tensor):
+        return False
+    return value.requires_grad or not (torch.compiler.is_compiling() or is_eager(value))
+
+
+def is_traced() -> bool:
+    """Whether ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` records operations."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
 def needs_plain_backward(gradient: Tensor) -> bool:
     """Whether a backward pass is itself differentiated, or its gradient is not an ordinary tensor.
 

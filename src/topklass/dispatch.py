@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
-from topklass._transforms import is_eager
+from topklass._transforms import is_differentiated, is_eager
 
 
 class Kernel(NamedTuple):
@@ -82,8 +82,9 @@ def use_backend(name: str) -> Iterator[None]:
 
     Applies to the smooth loss, top-k cross-entropy, LDAM and the noised loss with class indices,
     and to the operators ``log_esp``, ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The
-    other losses have one implementation. Functions compiled by ``torch.compile`` do not see it:
-    they always choose by themselves.
+    other losses have one implementation. Functions compiled by ``torch.compile`` do not see it, nor
+    does what a backward pass on CUDA computes again in autograd's own threads: they always choose
+    automatically.
 
     Args:
         name: ``"auto"``: kernels where they serve (the default); ``"reference"``: plain PyTorch;
@@ -135,8 +136,8 @@ def find_kernel(
     obstacle = (
         _obstacle_of_device(scores.device)
         or _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
-        or _obstacle_of_target(target, options)
         or _obstacle_of_scores(scores, kernels[0].compiles)
+        or _obstacle_of_target(target, options)
     )
     if obstacle is None:
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
@@ -178,7 +179,7 @@ def _obstacle_of_parameters(
         return "given noise"
     if samples > last.largest_samples:
         return f"samples = {samples}, only up to {last.largest_samples}"
-    if _is_differentiated(margin):
+    if is_differentiated(margin):
         return "derivatives by the margin"
     return None
 
@@ -190,17 +191,11 @@ def _obstacle_of_target(target: Tensor | None, options: Options | None) -> str |
         return "class probabilities and label smoothing"
     if not (torch.compiler.is_compiling() or is_eager(target)):
         return f"a target that is a {type(target).__name__}, or is transformed"
-    if _is_differentiated(options.weight):
+    if is_differentiated(options.weight):
         return "derivatives by the class weights"
     if abs(options.ignore_index) >= 2**31:
         return f"ignore_index={options.ignore_index}, beyond 32 bits"
     return None
-
-
-def _is_differentiated(value: object) -> bool:
-    if not isinstance(value, Tensor):
-        return False
-    return value.requires_grad or not (torch.compiler.is_compiling() or is_eager(value))
 
 
 def _obstacle_of_scores(scores: Tensor, compiles: bool) -> str | None:

@@ -13,12 +13,13 @@ from topklass import functional
 from topklass._checks import (
     Options,
     check_count,
+    check_dim,
     check_margin,
     check_number,
     check_options,
     check_temperature,
 )
-from topklass.functional.topk_cross_entropy import Lengths, list_lengths
+from topklass.functional.topk_cross_entropy import Lengths, length_weights
 
 Margin = float | list[float] | tuple[float, ...] | Tensor
 """A number, or one per class."""
@@ -54,6 +55,7 @@ class _Loss(_Parameters):
 
     def __init__(self, dim: int, options: Options) -> None:
         super().__init__()
+        check_dim(dim)
         check_options(options)
         self.dim = dim
         self.register_buffer("weight", options.weight)
@@ -209,7 +211,7 @@ class TopKCrossEntropyLoss(_Loss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(dim, Options(weight, ignore_index, reduction, label_smoothing))
-        list_lengths(k)
+        length_weights(k)
         self.k = dict(k) if isinstance(k, Mapping) else k
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:

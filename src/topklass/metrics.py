@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, check_logits
+from topklass._checks import check_count, check_dim, check_ignore_index, check_logits
 from topklass.functional.accuracy import (
     averaged,
     check_average,
@@ -49,6 +49,8 @@ class _Counts(Metric):
 
     def __init__(self, dim: int, ignore_index: int, *parameters: int, **options: Any) -> None:
         super().__init__(**options)
+        check_dim(dim)
+        check_ignore_index(ignore_index)
         self.dim = dim
         self.ignore_index = ignore_index
         # A MetricCollection merges metrics whose states are equal after the first batch: this state

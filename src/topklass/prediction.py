@@ -9,6 +9,7 @@ from torch import Tensor
 
 from topklass._checks import check_count, check_scores, check_temperature, is_integer
 from topklass.operators import topk_marginals
+from topklass.reference.power_sums import wide_dtype
 
 METHODS = ("marginals", "softmax")
 
@@ -99,7 +100,7 @@ def predict_topk(
 
 def softmax(scores: Tensor) -> Tensor:
     """In float64 where the device has it, for the order of unlikely classes; 0 for absent ones."""
-    wide = torch.float32 if scores.device.type == "mps" else torch.float64
+    wide = wide_dtype(scores)
     return scores.to(wide).softmax(-1).masked_fill(scores == -inf, 0.0)
 
 

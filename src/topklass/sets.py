@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topklass._checks import check_count, check_number, check_target, is_number
+from topklass._checks import check_count, check_dim, check_number, check_target, is_number
 from topklass._transforms import can_read_values
 from topklass.prediction import among_first, classes_last
+from topklass.reference.power_sums import wide_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,6 +44,7 @@ class TopKSets(nn.Module):
     def __init__(self, k: int, *, dim: int = -1) -> None:
         super().__init__()
         check_count("k", k)
+        check_dim(dim)
         self.k = k
         self.dim = dim
 
@@ -73,6 +75,7 @@ class _CalibratedSets(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        check_dim(dim)
         self.dim = dim
         self.threshold = None
         self.classes = None
@@ -340,7 +343,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def _wide(logits: Tensor) -> Tensor:
     """In float64, where the device has it."""
-    return logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
+    return logits.to(wide_dtype(logits))
 
 
 def _listed(settings: dict[str, object]) -> str:

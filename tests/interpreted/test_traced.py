@@ -130,25 +130,32 @@ def test_export(family):
             torch.testing.assert_close(ours, plain)
 
 
-@pytest.mark.parametrize("name", ["noised_topk", "expected_topk"])
-def test_operators(name):
-    """The noised and the expected top-k, differentiable in a trace."""
-    scores = torch.randn(3, N)
-    if name == "noised_topk":
-        traced = noised.noised_topk_traced(scores.requires_grad_(), 2, 1e-6, 3, None)
-        value, chosen = noised.noised_topk(scores.detach(), 2, 1e-6, 3, None)
-        gradient = noised.noised_topk_gradient(torch.ones(3), scores.detach(), chosen)
-    else:
-        traced = expected.expected_topk_traced(scores.requires_grad_(), 2, 0.5)
-        value, gradient = expected.expected_topk(scores.detach(), 2, 0.5, True)
-    torch.testing.assert_close(traced.detach(), value)
-    torch.testing.assert_close(torch.autograd.grad(traced.sum(), scores)[0], gradient)
+@each_family
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_empty_batch(family, reduction):
+    """As cross-entropy of no rows: NaN, 0 or nothing, and an empty gradient."""
+    logits, target = torch.empty(0, N), torch.empty(0, dtype=torch.long)
+    loss, options = Loss(epsilon=epsilon(family)), Options(reduction=reduction)
+    value, gradient = value_and_gradient(
+        lambda x, y: family.traced(x, y, loss, options), logits, target
+    )
+    expected_value = torch.nn.functional.cross_entropy(logits, target, reduction=reduction)
+    torch.testing.assert_close(value, expected_value, equal_nan=True)
+    assert gradient.shape == (0, N)
+
+
+@pytest.fixture
+def deterministic():
+    """Algorithms that fill what they allocate, or what is not written would differ."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @slow
 @each_family
 @pytest.mark.filterwarnings("ignore")
-def test_opcheck(family):
+def test_opcheck(family, deterministic):
     """PyTorch's own tests of a custom operator: schema, shapes without data, tracing."""
     scores, target = problem(3)
     scores.requires_grad_()
@@ -168,6 +175,4 @@ def test_opcheck(family):
         ),
     }
     name, arguments = given[family]
-    torch.use_deterministic_algorithms(True)  # or what is not written would differ
     torch.library.opcheck(getattr(torch.ops.topklass, name).default, arguments)
-    torch.use_deterministic_algorithms(False)

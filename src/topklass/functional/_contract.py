@@ -22,7 +22,7 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
-from topklass._transforms import needs_plain_backward, plain_backward
+from topklass._transforms import is_differentiated, needs_plain_backward, plain_backward
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows
@@ -188,8 +188,7 @@ def _expected(loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | N
 
     if weight is not None:
         chances = chances * working(weight)
-    learnt = isinstance(loss.margin, Tensor) and loss.margin.requires_grad
-    if loss.is_random or learnt or chances.requires_grad:
+    if loss.is_random or is_differentiated(loss.margin) or is_differentiated(chances):
         return expected(scores, chances)
     return by_rows(expected, scores, chances, cost=loss.cost())
 

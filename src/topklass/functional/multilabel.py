@@ -17,7 +17,7 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
-from topklass._transforms import can_read_values
+from topklass._transforms import can_read_values, is_differentiated
 from topklass.functional._contract import (
     margin_of_label,
     of_label,
@@ -96,8 +96,7 @@ def multilabel_smooth_topk_loss(
             losses = losses * (weight if labels is None else weight[labels])
         return losses.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
 
-    learnt = any(isinstance(t, Tensor) and t.requires_grad for t in (margin, weight))
-    if labels is None and not learnt:
+    if labels is None and not (is_differentiated(margin) or is_differentiated(weight)):
         losses = by_rows(row_loss, scores, counted, positive, cost=16)
     else:
         losses = row_loss(scores, counted, positive)
@@ -130,7 +129,8 @@ def _positives(scores: Tensor, target: Tensor, ignore_index: int) -> Positives:
     before = torch.cat([torch.full_like(labels[:, :1], ignore_index), labels[:, :-1]], 1)
     counted = (labels != ignore_index) & (labels != before)
     places = labels.masked_fill(~counted, classes)  # one column more, for what does not count
-    positive = scores.new_zeros(rows, classes + 1, dtype=torch.bool).scatter(1, places, True)
+    ones = torch.ones_like(places, dtype=torch.bool)
+    positive = scores.new_zeros(rows, classes + 1, dtype=torch.bool).scatter(1, places, ones)
     return Positives(labels.masked_fill(~counted, 0), counted, positive[:, :classes])
 
 

@@ -59,7 +59,8 @@ def noised_topk_loss(
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
         target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape. On a GPU an index that is not a class gives NaN.
+            probabilities of the logits' shape. An index that is not a class gives NaN where a
+            kernel computes, and a device-side assertion in other calls on a GPU, as in PyTorch.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         epsilon: size of the noise; 0 is :func:`calibrated_topk_hinge_loss`.
         samples: number B of noise vectors; None for the exact expectation.

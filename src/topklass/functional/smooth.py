@@ -42,7 +42,8 @@ def smooth_topk_loss(
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
         target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape. On a GPU an index that is not a class gives NaN.
+            probabilities of the logits' shape. An index that is not a class gives NaN where a
+            kernel computes, and a device-side assertion in other calls on a GPU, as in PyTorch.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         tau: temperature τ; small is close to the hinge, large is smoother.
         margin: α, a number or one per class.

@@ -70,7 +70,7 @@ def topk_cross_entropy(
         >>> topk_cross_entropy(logits, target, k=[0.5, 0.5])
         tensor(0.7643)
     """
-    lengths = list_lengths(k)
+    lengths = length_weights(k)
     for length in lengths:
         check_k(length, logits, dim)
     options = Options(weight, ignore_index, reduction, label_smoothing)
@@ -82,11 +82,11 @@ def topk_cross_entropy(
     return classification_loss(mixture, logits, target, dim, options)
 
 
-def list_lengths(k: Lengths) -> dict[int, float]:
+def length_weights(k: Lengths) -> dict[int, float]:
     """Lengths of the list with their probabilities, without those of probability 0.
 
     Example:
-        >>> list_lengths(5), list_lengths({1: 1, 3: 3, 5: 0}), list_lengths([0.2, 0, 0.8])
+        >>> length_weights(5), length_weights({1: 1, 3: 3, 5: 0}), length_weights([0.2, 0, 0.8])
         ({5: 1.0}, {1: 0.25, 3: 0.75}, {1: 0.2, 3: 0.8})
     """
     if isinstance(k, Mapping):

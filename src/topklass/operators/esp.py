@@ -1,6 +1,6 @@
 """Elementary symmetric polynomials of exponentials, and what the losses need of them.
 
-The one place that chooses between the algorithms of :mod:`topklass.reference`.
+Chooses between power sums, their fused form and the tree of :mod:`topklass.reference`.
 """
 
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._checks import check_scores_and_k
+from topklass._checks import check_scores_and_k, index_shape, to_rows
 from topklass._transforms import is_eager, plain_backward
 from topklass.dispatch import find_kernel
 from topklass.reference import fused, power_sums, tree
@@ -103,8 +103,7 @@ def _operator(
 ) -> Tensor:
     """An operator on classes in dimension ``dim``, by its kernel or by the reference."""
     check_scores_and_k(scores, k, dim=dim)
-    last = scores.movedim(dim, -1)
-    rows = last.reshape(-1, last.shape[-1])
+    rows = to_rows(scores, dim)
     power = power_sums.is_accurate(k, scores.dtype, scores.device)
     reference = partial(_by_rows, partial(by_power_sums if power else by_tree, k=k), k)
     kernel = find_kernel(name, rows, k)
@@ -112,7 +111,7 @@ def _operator(
         result = reference(rows)
     else:
         result = _KernelOperator.apply(rows, k, getattr(kernel, name), reference)
-    shape = (*last.shape[:-1], result.shape[-1])
+    shape = (*index_shape(scores, dim), result.shape[-1])
     return result.to(scores.dtype).reshape(shape).movedim(-1, dim)
 
 

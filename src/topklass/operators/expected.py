@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._checks import check_number, check_scores_and_k, check_temperature
+from topklass._checks import (
+    check_number,
+    check_scores_and_k,
+    check_temperature,
+    index_shape,
+    to_rows,
+)
 from topklass._transforms import needs_plain_backward, plain_backward
 from topklass.dispatch import find_kernel
 from topklass.reference import expected
@@ -53,8 +59,7 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
     check_number("epsilon", epsilon, positive=False)
     if epsilon:
         check_temperature(epsilon, "epsilon")
-    last = scores.movedim(dim, -1)
-    rows = last.reshape(-1, last.shape[-1])
+    rows = to_rows(scores, dim)
     kernel = find_kernel("expected_topk", rows, k) if epsilon else None
     if kernel is None:
         result = _reference(rows, k, epsilon)
@@ -62,7 +67,7 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
         # The kernel computes a gradient only if it is asked for.
         wanted = rows if torch.is_grad_enabled() else rows.detach()
         result = _KernelExpectedTopK.apply(wanted, kernel, k, epsilon)
-    return result.reshape(last.shape[:-1]).to(scores.dtype)
+    return result.reshape(index_shape(scores, dim)).to(scores.dtype)
 
 
 def _reference(rows: Tensor, k: int, epsilon: float) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, check_number, check_scores_and_k
+from topklass._checks import check_count, check_number, check_scores_and_k, index_shape, to_rows
 from topklass._transforms import needs_plain_backward
 from topklass.dispatch import find_kernel
 from topklass.reference import noised
@@ -61,8 +61,7 @@ def noised_topk(
     check_scores_and_k(scores, k, dim=dim)
     check_number("epsilon", epsilon, positive=False)
     check_count("samples", samples)
-    last = scores.movedim(dim, -1)
-    rows = last.reshape(-1, last.shape[-1])
+    rows = to_rows(scores, dim)
     if noise is not None:
         noise = noise_rows(noise, scores, dim)
         samples = noise.shape[-1]
@@ -72,7 +71,7 @@ def noised_topk(
     else:
         wide = rows.to(working_dtype(rows.dtype))
         result = noised.noised_topk(wide, k, epsilon, samples, noise, generator)
-    return result.reshape(last.shape[:-1]).to(scores.dtype)
+    return result.reshape(index_shape(scores, dim)).to(scores.dtype)
 
 
 def noise_rows(noise: Tensor, scores: Tensor, dim: int) -> Tensor:

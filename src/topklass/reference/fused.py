@@ -30,7 +30,8 @@ CHUNK = 16
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, 1) labels, (R, 1)."""
-    result: Tensor = _SmoothGap.apply(scores, labels, k, tau)
+    wanted = scores if torch.is_grad_enabled() else scores.detach()
+    result: Tensor = _SmoothGap.apply(wanted, labels, k, tau)
     return result
 
 

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topklass._transforms import is_traced
+
 
 def noised_topk(
     scores: Tensor,
@@ -45,7 +47,7 @@ def _kth_perturbed(
 
 
 def _gather(scores: Tensor, places: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    if is_traced():
         return scores.gather(-1, places)
     result: Tensor = _Chosen.apply(scores, places)
     return result

@@ -11,9 +11,8 @@ independent trials with these probabilities (a Poisson-binomial count),
 
 Choose ρ such that N has mean k − 1/2. Then P(N = k) and P(N = k−1) stand at the mode, every
 number is a probability, and ``log σ_k − log σ_{k−1} = ρ + log P(N = k) − log P(N = k−1)``.
-Leaving class c out is a derivative: P(N = k) is linear in the pair (1 − p_c, p_c), with slopes
-P(N without c = k) and P(N without c = k−1), and reverse mode through positive products adds
-positive terms only.
+Without class c, P(N = k) and P(N = k−1) are coefficients of the product of all other factors, which
+the same tree gives from the top down, again by positive terms only.
 
 ``log_esp`` needs all degrees, which no single tilt serves: it multiplies in log space.
 """
@@ -45,7 +44,8 @@ def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
     score, another serves the rest.
     """
     index = scores.topk(k, dim=-1).indices
-    leading = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, index, True)
+    ones = torch.ones_like(index, dtype=torch.bool)
+    leading = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, index, ones)
     gaps = []
     for mean in (k, k + 1):
         x, threshold, absent = _centred(scores, mean, k * tau)
@@ -121,25 +121,30 @@ def _product_tree(
 ) -> Tensor:
     """Multiply polynomials pairwise until one is left, every product truncated to ``count``."""
     while factors.shape[-2] > 1:
-        if factors.shape[-2] % 2:
-            neutral = torch.full_like(factors[..., :1, :1], one)
-            neutral = F.pad(neutral, (0, factors.shape[-1] - 1), value=zero)
-            factors = torch.cat([factors, neutral], -2)
-        length = min(count, 2 * factors.shape[-1] - 1)
-        factors = product(factors[..., 0::2, :], factors[..., 1::2, :], length)
+        left, right = _pairs(factors, zero, one)
+        factors = product(left, right, min(count, 2 * factors.shape[-1] - 1))
     result = factors[..., 0, :count]
     return F.pad(result, (0, count - result.shape[-1]), value=zero)
 
 
+def _pairs(factors: Tensor, zero: float, one: float) -> tuple[Tensor, Tensor]:
+    """Every other polynomial, and its neighbour: the last of an odd number is paired with 1."""
+    if factors.shape[-2] % 2:
+        neutral = torch.full_like(factors[..., :1, :1], one)
+        neutral = F.pad(neutral, (0, factors.shape[-1] - 1), value=zero)
+        factors = torch.cat([factors, neutral], -2)
+    return factors[..., 0::2, :], factors[..., 1::2, :]
+
+
 def _product(left: Tensor, right: Tensor, length: int) -> Tensor:
-    """The first coefficients of products of polynomials of equal size, sums of positive terms."""
-    size = left.shape[-1]
+    """The first coefficients of products of polynomials, sums of positive terms."""
+    rows, columns = left.shape[-1], right.shape[-1]
     terms = left.unsqueeze(-1) * right.unsqueeze(-2)
-    power = torch.arange(size, device=left.device)
-    terms = terms.masked_fill(power.unsqueeze(1) + power >= length, 0.0)
+    power = torch.arange(max(rows, columns), device=left.device)
+    terms = terms.masked_fill(power[:rows].unsqueeze(1) + power[:columns] >= length, 0.0)
     # Read with rows one entry shorter, row i is shifted by i: columns are powers.
-    sheared = F.pad(terms, (0, length + 1 - size)).flatten(-2)[..., : size * length]
-    return sheared.reshape(*sheared.shape[:-1], size, length).sum(-2)
+    sheared = F.pad(terms, (0, length + 1 - columns)).flatten(-2)[..., : rows * length]
+    return sheared.reshape(*sheared.shape[:-1], rows, length).sum(-2)
 
 
 def _log_product(left: Tensor, right: Tensor, length: int) -> Tensor:
@@ -155,9 +160,19 @@ def _log_product(left: Tensor, right: Tensor, length: int) -> Tensor:
 
 
 def _leave_one_out(trials: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """P(N = k), (…, 1), and without each class P(N = k) and P(N = k−1), (…, n, 2)."""
-    count, pull_back, *_ = torch.func.vjp(
-        lambda leaves: first_coefficients(leaves, k + 1)[..., k:], trials
-    )
-    (slopes,) = pull_back(torch.ones_like(count))
-    return count, slopes
+    """P(N = k), (…, 1), and without each class P(N = k) and P(N = k−1), (…, n, 2).
+
+    Down the tree, the product of all factors outside a node is that outside its parent times its
+    sibling: positive terms only.
+    """
+    levels, factors = [], trials
+    while factors.shape[-2] > 1:
+        levels.append((factors.shape[-2], *_pairs(factors, 0.0, 1.0)))
+        factors = _product(*levels[-1][1:], min(k + 1, 2 * factors.shape[-1] - 1))
+    outside = torch.ones_like(factors[..., :1])
+    for nodes, left, right in reversed(levels):
+        length = min(k + 1, outside.shape[-1] + left.shape[-1] - 1)
+        both = [_product(sibling, outside, length) for sibling in (right, left)]
+        outside = torch.stack(both, -2).flatten(-3, -2)[..., :nodes, :]
+    count, without = (F.pad(p, (0, k + 1 - p.shape[-1])) for p in (factors[..., 0, :], outside))
+    return count[..., k:], torch.stack([without[..., k], without[..., k - 1]], -1)

@@ -3,9 +3,8 @@
 from topklass.kernels.expected.launch import (
     backward,
     expected_topk,
-    expected_topk_traced,
     forward,
     traced,
 )
 
-__all__ = ["backward", "expected_topk", "expected_topk_traced", "forward", "traced"]
+__all__ = ["backward", "expected_topk", "forward", "traced"]

@@ -21,6 +21,7 @@ from topklass.kernels.smooth.launch import (
     new_counter,
     new_gradient,
     new_result,
+    of_no_rows,
     power_of_two,
     room_for_heads,
     row_stride,
@@ -193,24 +194,16 @@ def traced(scores: Tensor, labels: Tensor, loss: HingeLoss, options: Options) ->
     margins, margin = margins_and_number(loss.margin, scores)
     k, *numbers = of_loss(loss, margin)
     given = (options.weight, options.ignore_index, options.reduction)
-    result, *_ = expected_operator(
-        scores, labels, margins, k, numbers, *given, torch.is_grad_enabled()
-    )
+    # An exported program is called with gradients, however it was exported.
+    differentiate = torch.is_grad_enabled() or torch.compiler.is_exporting()
+    result, *_ = expected_operator(scores, labels, margins, k, numbers, *given, differentiate)
     return cast(Tensor, result)
-
-
-def expected_topk_traced(scores: Tensor, k: int, epsilon: float) -> Tensor:
-    """The expected top-k (R), differentiable."""
-    _, *numbers = Expected(k, float(epsilon))
-    options = (None, 0, "none", torch.is_grad_enabled())
-    value, *_ = expected_operator(scores, None, None, k, numbers, *options)
-    return cast(Tensor, value)
 
 
 @torch.library.custom_op("topklass::expected", mutates_args=())
 def expected_operator(
     scores: Tensor,
-    labels: Tensor | None,
+    labels: Tensor,
     margins: Tensor | None,
     k: int,
     numbers: Sequence[float],
@@ -219,7 +212,10 @@ def expected_operator(
     reduction: str,
     differentiate: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The expected top-k, or with labels the loss, its unscaled gradient and its weight."""
+    """The reduced loss, its unscaled gradient and its weight."""
+    if scores.shape[0] == 0:
+        result, gradient, buffer = new_outputs(scores, reduction, differentiate)
+        return of_no_rows(result, reduction), gradient, buffer
     problem = rows_of(scores, labels, margins, weight)
     expected, counter = Expected(k, *numbers), new_counter(scores)
     return integrate(problem, expected, ignore_index, reduction, differentiate, counter)

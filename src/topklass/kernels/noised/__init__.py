@@ -5,7 +5,6 @@ from topklass.kernels.noised.launch import (
     forward,
     noised_topk,
     noised_topk_gradient,
-    noised_topk_traced,
     traced,
 )
 
@@ -14,6 +13,5 @@ __all__ = [
     "forward",
     "noised_topk",
     "noised_topk_gradient",
-    "noised_topk_traced",
     "traced",
 ]

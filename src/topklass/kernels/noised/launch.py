@@ -17,6 +17,7 @@ from topklass.kernels.smooth.launch import (
     new_counter,
     new_gradient,
     new_result,
+    of_no_rows,
     power_of_two,
     room_for_heads,
     row_stride,
@@ -248,20 +249,10 @@ def traced(scores: Tensor, labels: Tensor, loss: NoisedLoss, options: Options) -
     return cast(Tensor, result)
 
 
-def noised_topk_traced(
-    scores: Tensor, k: int, epsilon: float, samples: int, generator: torch.Generator | None
-) -> Tensor:
-    """The noised top-k (R), differentiable."""
-    seed = draw_seed(scores, generator)
-    numbers = [float(epsilon), 0.0, 1.0]
-    value, *_ = noised(scores, None, None, seed, k, samples, numbers, None, 0, "none")
-    return cast(Tensor, value)
-
-
 @torch.library.custom_op("topklass::noised", mutates_args=())
 def noised(
     scores: Tensor,
-    labels: Tensor | None,
+    labels: Tensor,
     margins: Tensor | None,
     seed: Tensor,
     k: int,
@@ -271,8 +262,11 @@ def noised(
     ignore_index: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The noised top-k, or with labels the loss, and what the gradient needs."""
+    """The reduced loss, and what the gradient needs."""
     epsilon, margin, scale = numbers
+    if scores.shape[0] == 0:
+        result, *others = new_outputs(scores, samples, reduction)
+        return (of_no_rows(result, reduction), *others)  # type: ignore[return-value]
     problem = rows_of(scores, labels, margins, weight)
     sampled = Sampled(k, epsilon, samples, margin, scale)
     return choose(problem, seed, sampled, ignore_index, reduction, new_counter(scores))
@@ -281,7 +275,7 @@ def noised(
 @noised.register_fake
 def _(
     scores: Tensor,
-    labels: Tensor | None,
+    labels: Tensor,
     margins: Tensor | None,
     seed: Tensor,
     k: int,
@@ -295,13 +289,15 @@ def _(
 def noised_gradient(
     outgoing: Tensor,
     scores: Tensor,
-    labels: Tensor | None,
+    labels: Tensor,
     chosen: Tensor,
     slopes: Tensor,
     buffer: Tensor,
     mean: bool,
 ) -> Tensor:
-    """The gradient of the noised top-k, or with labels of the reduced loss."""
+    """The gradient of the reduced loss."""
+    if scores.shape[0] == 0:
+        return new_gradient(scores)
     return shares(outgoing, scores, labels, (chosen, slopes, buffer), mean)
 
 

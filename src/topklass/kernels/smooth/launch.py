@@ -9,7 +9,7 @@ batch is small. The backward pass reads the scores once more and writes their gr
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from math import e, gcd, log2
+from math import e, gcd, log2, nan
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -152,6 +152,8 @@ def margins_and_number(margin: float | Tensor, scores: Tensor) -> tuple[Tensor |
     """Margins of classes and 0, or none and a number."""
     if not isinstance(margin, Tensor):
         return None, float(margin)
+    if margin.dim() == 0 and margin.device.type == "cpu" and not torch.compiler.is_compiling():
+        return None, float(margin)  # a copy to the device would wait for it
     margin = margin.to(scores.device, torch.float32)
     return margin.expand(scores.shape[1]).contiguous(), 0.0
 
@@ -159,6 +161,11 @@ def margins_and_number(margin: float | Tensor, scores: Tensor) -> tuple[Tensor |
 def new_result(scores: Tensor, reduction: str) -> Tensor:
     """Room for losses of rows, or for their sum or mean."""
     return scores.new_empty(scores.shape[0] if reduction == "none" else (), dtype=torch.float32)
+
+
+def of_no_rows(result: Tensor, reduction: str) -> Tensor:
+    """The loss of an empty batch, as cross-entropy has it."""
+    return result.fill_(nan if reduction == "mean" else 0.0)
 
 
 def new_gradient(scores: Tensor) -> Tensor:
@@ -367,6 +374,8 @@ def custom_operator(
     ) -> tuple[Tensor, Tensor]:
         loss = GivenLoss(k, tau, margin if margins is None else margins)
         options = GivenOptions(weight, ignore_index, reduction)
+        if scores.shape[0] == 0:
+            return of_no_rows(new_result(scores, reduction), reduction), new_buffer(scores, k)
         result, (buffer,) = forward(scores, labels, loss, options, True, new_counter(scores))
         return result, buffer
 
@@ -386,6 +395,8 @@ def custom_operator(
         tau: float,
         reduction: str,
     ) -> Tensor:
+        if scores.shape[0] == 0:
+            return new_gradient(scores)
         loss, options = GivenLoss(k, tau, 0.0), GivenOptions(None, 0, reduction)
         return backward(outgoing, scores, labels, (buffer,), loss, options)
 
