@@ -150,7 +150,7 @@ def test_weights_are_divided_by_their_sum():
 
 
 @pytest.mark.parametrize(
-    "k", [{3: 2.0}, {3: 1, 9: 0}, [0, 0.0, 5.0], (0, 0, 1) + (0,) * 9], ids=str
+    "k", [{3: 2.0}, {3: 1, 9: 0}, [0, 0.0, 0.5], (0, 0, 1) + (0,) * 9], ids=str
 )
 def test_one_length_of_a_mixture_is_that_length(k):
     """Lengths of weight 0 do not count, not even those that are too long."""
@@ -162,7 +162,7 @@ def test_sequence_of_weights():
     """Those of the lengths 1, 2, …, as difftopk has it."""
     scores, target = torch.randn(4, 9, dtype=torch.float64), torch.arange(4)
     expected = losses(scores, target, {1: 0.5, 3: 0.25, 4: 0.25})
-    for weights in ([0.5, 0, 0.25, 0.25], (2.0, 0.0, 1.0, 1.0, 0.0)):
+    for weights in ([0.5, 0, 0.25, 0.25], (0.5, 0.0, 0.25, 0.25, 0.0)):
         assert torch.equal(losses(scores, target, weights), expected)
         assert torch.equal(
             TopKCrossEntropyLoss(weights, reduction="none")(scores, target), expected
@@ -268,3 +268,11 @@ def test_lengths_are_copied():
     module = TopKCrossEntropyLoss(given)
     given[5] = 1.0
     assert module.k == {1: 1.0}
+
+
+def test_lengths_are_no_sequence_of_weights():
+    """``k=(1, 5)`` are two lengths elsewhere: here it would mean something else in silence."""
+    with pytest.raises(ValueError, match=r"\{1: 0.5, 5: 0.5\}"):
+        TopKCrossEntropyLoss((1, 5))
+    with pytest.raises(TypeError, match="k must be an integer"):
+        TopKCrossEntropyLoss({1, 5})

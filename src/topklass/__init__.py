@@ -77,4 +77,4 @@ def __getattr__(name: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     """Public names, those of optional modules included."""
-    return sorted([*globals(), *OPTIONAL])
+    return sorted([*__all__, *OPTIONAL, "__version__"])

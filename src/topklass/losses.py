@@ -187,7 +187,7 @@ class TopKCrossEntropyLoss(_Loss):
 
     Args:
         k: length of the list that should hold the label; a mapping from lengths to weights; or a
-            sequence with the weights of the lengths 1, 2, …
+            sequence with the weights of the lengths 1, 2, … Weights are divided by their sum.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.

@@ -284,8 +284,10 @@ class SetSize(_Counts):
         self._add_count("total")
         self._add_count("samples")
 
-    def update(self, sets: Tensor, target: Tensor) -> None:
-        """Add the sizes of the sets."""
+    def update(self, sets: Tensor, target: Tensor | None = None) -> None:
+        """Add the sizes of the sets, or of those whose target is not ignored."""
+        if target is None:
+            target = torch.zeros_like(sets.select(self.dim, 0), dtype=torch.long)
         rows = _rows_of_sets(sets, target, self.dim)
         labels_of(target, rows.shape[1], self.ignore_index)
         counted = target.long().reshape(-1, 1) != self.ignore_index

@@ -126,14 +126,14 @@ def among_first(k: int, *keys: Tensor) -> Tensor:
         above = above | (tied & (key > last))
         tied = tied & (key == last)
         room = k - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1) <= room))
+    return above | (tied & (tied.long().cumsum(-1) <= room))
 
 
 def stable_order(values: Tensor) -> Tensor:
     """``argsort(descending=True, stable=True)`` of the last dimension, by top-k alone."""
     size = values.shape[-1]
     ordered, places = values.topk(size)
-    level = F.pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
+    level = F.pad((ordered[..., 1:] != ordered[..., :-1]).long().cumsum(-1), (1, 0))
     return (level * size + places).topk(size, largest=False).values % size
 
 

@@ -50,7 +50,8 @@ def topk_cross_entropy(
             probabilities of the logits' shape.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1; or a mapping from lengths
             to weights; or a sequence with the weights of the lengths 1, 2, …, as ``difftopk`` has
-            it. Weights are divided by their sum, and lengths of weight 0 do not count.
+            it, none of them above 1. Weights are divided by their sum, and lengths of weight 0 do
+            not count.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.
@@ -93,7 +94,13 @@ def length_weights(k: Lengths) -> dict[int, float]:
         weights = dict(k)
     elif isinstance(k, Sequence):
         weights = dict(enumerate(k, 1))
+        if any(is_number(weight) and weight > 1 for weight in k):
+            raise ValueError(
+                f"a sequence has the weights of the lengths 1, 2, …, from 0 to 1, got k={k!r}; "
+                f"to mix the lengths 1 and 5 pass k={{1: 0.5, 5: 0.5}}"
+            )
     else:
+        check_count("k", k)
         weights = {k: 1.0}
     for length, weight in weights.items():
         check_count("k", length)
