@@ -144,7 +144,7 @@ def differences(recipes: list[Recipe]) -> list[str]:
 
 def result_line(folder: Path) -> str:
     """Test accuracies of a finished run."""
-    record = json.loads((folder / RESULT).read_text())
+    record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     micro, k = record["test"]["micro"], record["recipe"]["k"]
     shares = "  ".join(f"top-{n} {100 * micro[str(n)]:.1f} %" for n in dict.fromkeys((1, k)))
     return f"{shares}  {record['seconds']:.0f} s"
