@@ -172,7 +172,7 @@ def load_record(path: Path) -> Record:
     if not path.exists():
         raise FileNotFoundError(f"there is no record {path}")
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     wrong = f"{path} is not a record of python -m experiments"

@@ -87,7 +87,7 @@ PUBLISHED_KEYS = {"source": True, "metric": True, "values": True, "where": False
 
 def load_plan(name: str) -> Plan:
     """Read the file of an experiment."""
-    return parse_plan(name, (RECIPES / f"{name}.yaml").read_text("utf-8"))
+    return parse_plan(name, (RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def parse_plan(name: str, text: str) -> Plan:

@@ -67,7 +67,7 @@ def views_of(folder: Path) -> dict[str, float]:
         from topklass.train.evaluation import evaluate, load_run
 
         write_json(path, evaluate(load_run(folder))["views"])
-    found: dict[str, float] = json.loads(path.read_text("utf-8"))
+    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
     return {name: short(each) for name, each in found.items()}
 
 

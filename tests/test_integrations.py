@@ -153,7 +153,8 @@ def test_transformers_is_not_imported():
 
 
 def test_bad_criterion():
-    for criterion in (F.cross_entropy, nn.MSELoss(), nn.Linear(2, 2)):
+    deferred = topklass.DeferredReweighting(nn.CrossEntropyLoss(), [3, 2, 1], start=1)
+    for criterion in (F.cross_entropy, nn.MSELoss(), nn.Linear(2, 2), deferred):
         with raises(TypeError, "reduction and ignore_index", type(criterion).__name__):
             hf_loss(criterion)
     with raises(ValueError, "mean", "sum", "'none'"):

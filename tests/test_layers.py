@@ -15,6 +15,7 @@ PACKAGE = ROOT / "src" / "topklass"
 
 # From the top to the bottom. Layers of one row do not import each other.
 LAYERS = [
+    ["__main__"],
     ["cli"],
     ["report"],
     ["train"],
@@ -31,7 +32,7 @@ LAYERS = [
     ["dispatch"],
     ["kernels", "reference"],
     ["_checks"],
-    ["_transforms", "_files"],
+    ["_transforms", "_extras", "_files"],
 ]
 HEIGHT = {layer: -row for row, layers in enumerate(LAYERS) for layer in layers}
 

@@ -92,7 +92,7 @@ def test_weights_are_read_without_running_them(hub):
 
 def test_timm_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match="timm/resnet18 needs timm: pip install timm"):
+    with pytest.raises(ImportError, match="timm/resnet18 needs timm: pip install 'timm'"):
         build("timm/resnet18", 7)
 
 

@@ -3,11 +3,12 @@
 import pytest
 import yaml
 
+import topklass
 from test_cli import run
 from test_train_engine import stop_at
 from test_train_several import toy_recipe
 from topklass.train import Interrupted, demo, load_recipe
-from topklass.train.find import Trial, best, find_parameter
+from topklass.train.find import GRIDS, Trial, best, find_parameter
 from topklass.train.finished import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -48,6 +49,14 @@ def test_best():
     """By validation accuracy; the smallest of equal ones."""
     trials = [Trial(0.1, 0.9, 0.5), Trial(1.0, 0.2, 0.7), Trial(0.5, 0.1, 0.7)]
     assert best(trials).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(topklass.SmoothTopKLoss, "tau"), (topklass.NoisedTopKLoss, "epsilon")]
+)
+def test_grids(loss, name):
+    """The default is among the values, and neither the smallest nor the largest."""
+    assert getattr(loss(), name) in sorted(GRIDS[name])[1:-1]
 
 
 def test_nothing_to_find(recipe, tmp_path):

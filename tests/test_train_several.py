@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from test_train_engine import assert_same_weights, toy, train_until
 from topklass.train import Interrupted, Recipe, several, train
@@ -71,6 +72,27 @@ def test_failed_runs_are_named():
     raise_failed({}, 2)
     with pytest.raises(ChildProcessError, match="1 of 2 runs failed: a: no disk"):
         raise_failed({Path("a"): OSError("no disk")}, 2)
+
+
+def test_a_traceback_is_kept(recipes, tmp_path):
+    """In the folder, where there can be one, until the run succeeds."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    wrong = recipes[0].with_changes({"batch_size": 1000})
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (tmp_path / "run", file):
+        with pytest.raises(SystemExit):
+            several._train(theirs, wrong, folder, torch.get_num_threads(), [])
+    error = tmp_path / "run" / "error.txt"
+    message = ours.recv()
+    assert "lower the batch size" in message
+    assert message.endswith(f" (traceback in {error})")
+    assert "Traceback" in error.read_text(encoding="utf-8")
+    assert ours.recv() == f"{file} is a file: choose a folder"
+    right = recipes[0].with_changes({"epochs": 1})
+    several._train(theirs, right, tmp_path / "run", torch.get_num_threads(), [])
+    assert (tmp_path / "run" / "result.json").exists()
+    assert not error.exists()
 
 
 def test_progress_is_sent(recipes, tmp_path, monkeypatch):

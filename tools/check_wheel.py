@@ -43,6 +43,8 @@ def check_contents(wheel: Path, sdist: Path, version: str) -> None:
     core = {x for x in required if "extra ==" not in x}
     if core != {"torch>=2.6"}:
         sys.exit(f"the core must require torch>=2.6 alone, but it requires {sorted(core)}")
+    if relative := re.findall(r"\]\((?!https?://|#)(.*?)\)", metadata):
+        sys.exit(f"links that lead nowhere on PyPI: {relative}")
     same("wheel", packed, {x.removeprefix("src/") for x in source})
 
     folders = ["tests", "benchmarks", "experiments", "examples", "docs", "tools"]

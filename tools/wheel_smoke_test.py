@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -65,7 +66,7 @@ def run_doctests() -> int:
 
 
 def check_import_errors() -> None:
-    """A module without its extra names the extra."""
+    """A module without its extra names the extra, and so does the command."""
     for module in ("cli", "metrics", "models"):
         message = "no error"
         try:
@@ -74,6 +75,11 @@ def check_import_errors() -> None:
             message = str(error)
         expected = f"topklass[{EXTRAS[module]}]"
         assert expected in message, f"topklass.{module}: expected {expected}, got {message}"
+    command = [Path(sys.executable).with_name("topklass"), "losses"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1, f"the command topklass: exit status {ended.returncode}"
+    assert "Error: the command topklass needs" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder until the block ends; other processes get an error.
 
-    It is made for that if it can be written, and goes again if nothing was put into it. A process
-    that ends in any way lets go of it. Where there are no such locks (Windows, some network drives)
-    it is not kept.
+    The folder is created if necessary and removed if it stays empty. The lock is released when the
+    process ends. Without file locks (Windows, some network drives), there is no lock.
 
     Example:
         >>> from tempfile import mkdtemp
@@ -52,7 +51,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Require a folder that files can be written into; it is made if it is not there."""
+    """Require a folder that files can be written into; it is created if necessary."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: choose a folder")
     try:

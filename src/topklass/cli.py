@@ -10,15 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-try:
+from topklass._extras import requires
+
+with requires("the command topklass", "rich", "typer", "yaml", install="topklass[train]"):
     import typer
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
-except ImportError as error:
-    raise ImportError("the command topklass needs pip install 'topklass[train]'") from error
 
-from topklass.train.recipe import DATA, Recipe, load_recipe
+    from topklass.train.recipe import DATA, Recipe, load_recipe
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -22,7 +22,8 @@ def hf_loss(criterion: nn.Module, shift: bool = False) -> Callable[..., Tensor]:
         criterion: a loss with the attributes ``reduction`` ("mean" or "sum") and ``ignore_index``,
             of topklass or :class:`torch.nn.CrossEntropyLoss`. Its ``ignore_index`` must be that of
             the labels, −100 in Hugging Face. If it has class weights, move it to the model's
-            device.
+            device. :class:`topklass.DeferredReweighting` is not accepted: it has no reduction of
+            its own.
         shift: whether the logits at a position predict the label at the next, as in causal language
             models.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import check_count, check_dim, check_ignore_index, check_logits
+from topklass._extras import requires
 from topklass.functional.accuracy import (
     averaged,
     check_average,
@@ -23,14 +24,8 @@ from topklass.functional.accuracy import (
 )
 from topklass.reference.row_blocks import by_rows
 
-try:
+with requires("topklass.metrics", "torchmetrics", install="topklass[metrics]"):
     from torchmetrics import Metric
-except ModuleNotFoundError as error:
-    if error.name != "torchmetrics":
-        raise
-    raise ModuleNotFoundError(
-        "topklass.metrics needs torchmetrics: pip install 'topklass[metrics]'", name=error.name
-    ) from error
 
 __all__ = ["AverageKAccuracy", "SetCoverage", "SetSize", "TopKAccuracy"]
 

@@ -18,6 +18,8 @@ from topklass.train.trainer import Interrupted
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
 RECORDS = str(Path(__file__).parents[2] / "benchmarks/results/reproduce")
+BELOW_A_FILE = str(Path(__file__) / "nowhere")
+"""Where no system can make a folder."""
 
 
 def run(monkeypatch, *arguments: str) -> int:
@@ -78,8 +80,8 @@ def test_list(monkeypatch, capsys):
         (["--list", "--most", "2"], "--most are for experiments that run: name one"),
         (["--show", f"{RECORDS}/review-fast.json", "--data", "x"], "for experiments that run"),
         (
-            ["--show", f"{RECORDS}/review-fast.json", "--folder", "/proc/nowhere"],
-            "cannot write into /proc/nowhere",
+            ["--show", f"{RECORDS}/review-fast.json", "--folder", BELOW_A_FILE],
+            f"cannot write into {BELOW_A_FILE}",
         ),
         (["longtail", "--preset", "smoke", "--data", "x"], "its own images: leave --data out"),
         (["level-sets", "--most", "2"], "level-sets does not take --most: leave it out"),
@@ -128,8 +130,8 @@ def test_a_folder_that_will_not_do(monkeypatch, capsys, tmp_path):
     command = ("epoch-time", "--preset", "smoke", "--folder")
     assert run(monkeypatch, *command, str(tmp_path / "file")) == 2
     assert "is a file: choose a folder" in capsys.readouterr().err
-    assert run(monkeypatch, *command, "/proc/nowhere") == 2
-    assert "cannot write into /proc/nowhere" in capsys.readouterr().err
+    assert run(monkeypatch, *command, BELOW_A_FILE) == 2
+    assert f"cannot write into {BELOW_A_FILE}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from importlib import import_module
 from typing import Any
 
+from topklass._extras import requires
+
 
 def extra(module: str) -> Any:
     """The module, or an error that says how to install it."""
-    try:
+    with requires("this", module.partition(".")[0], install="topklass[train]"):
         return import_module(module)
-    except ImportError as error:
-        package = "Pillow" if module.startswith("PIL") else module.partition(".")[0]
-        raise ImportError(
-            f"this needs {package}, which is not installed: pip install 'topklass[train]'"
-        ) from error

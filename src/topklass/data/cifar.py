@@ -81,7 +81,8 @@ def _cifar100_pickles(root: Path) -> Dataset:
 
 def _cifar100_binary(root: Path) -> Dataset:
     fine_names, coarse_names = (
-        tuple((root / f"{kind}_label_names.txt").read_text().split()) for kind in ("fine", "coarse")
+        tuple((root / f"{kind}_label_names.txt").read_text(encoding="utf-8").split())
+        for kind in ("fine", "coarse")
     )
     train, coarse = _from_binary(root / "train.bin")
     test, _ = _from_binary(root / "test.bin")

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from topklass._checks import check_count
+from topklass._extras import requires
 
-try:
+with requires("topklass.models", "torchvision", install="topklass[train]"):
     import torchvision as _torchvision  # noqa: F401
-except ImportError as error:
-    raise ImportError("topklass.models needs torchvision: pip install 'topklass[train]'") from error
 
 from topklass.models.adapt import replace_head, take_grey, try_images
 from topklass.models.convnet import ConvNet

@@ -10,6 +10,8 @@ from typing import Any
 import torchvision
 from torch import nn
 
+from topklass._extras import requires
+
 TIMM = "timm/"
 """What the names of timm's networks begin with."""
 AUXILIARY = ("aux1", "aux2", "AuxLogits")
@@ -92,10 +94,8 @@ def timm_network(
     Returns:
         The network.
     """
-    try:
+    with requires(f"{TIMM}{name}", "timm", install="timm"):
         timm = import_module("timm")
-    except ImportError as error:
-        raise ImportError(f"{TIMM}{name} needs timm: pip install timm") from error
     if not timm.is_model(name):  # so no name can be an address
         near = nearest(name, timm.list_models())
         raise ValueError(f"timm {timm.__version__} has no network {name!r}{near}")

@@ -74,7 +74,7 @@ def train(
     if first:
         check_run(recipe, run, resume)
     if resume and (run / RESULT).exists():
-        return json.loads((run / RESULT).read_text()) if first else {}
+        return json.loads((run / RESULT).read_text(encoding="utf-8")) if first else {}
     with lock_folder(run) if first else nullcontext():
         return _train(recipe, run, resume, dataset, console, callbacks, first)
 

@@ -15,7 +15,7 @@ from topklass.train.finished import format_value, read_run
 from topklass.train.recipe import Recipe
 from topklass.train.several import is_finished
 
-GRIDS = {"tau": (0.01, 0.1, 1.0, 10.0), "epsilon": (0.05, 0.1, 0.2, 0.5, 1.0)}
+GRIDS = {"tau": (0.01, 0.1, 1.0, 10.0), "epsilon": (0.1, 0.2, 0.5, 1.0, 2.0)}
 SHARE = 5
 """A trial has one epoch for so many of the recipe,"""
 LEAST = 3
@@ -51,7 +51,7 @@ def find_parameter(
         recipe: all other settings.
         name: ``"tau"`` or ``"epsilon"``.
         folder: for the trials.
-        values: to be tried; 0.01 … 10 for τ and 0.05 … 1 for ε unless given.
+        values: to be tried; 0.01 … 10 for τ and 0.1 … 2 for ε unless given.
         console: where progress is shown; None for silence.
 
     Returns:

@@ -106,8 +106,8 @@ def read_run(folder: Path) -> FinishedRun:
             f"{folder} has no {DETAILS}: an older topklass trained it; train it again"
         )
     try:
-        result = json.loads((folder / RESULT).read_text())
-        details = json.loads((folder / DETAILS).read_text())
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        details = json.loads((folder / DETAILS).read_text(encoding="utf-8"))
         run = FinishedRun(
             folder,
             Recipe().with_changes(result["recipe"]),

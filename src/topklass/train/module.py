@@ -65,8 +65,7 @@ class Classifier(L.LightningModule):
         self._seed_randomness("step")
 
     def on_validation_epoch_start(self) -> None:
-        """Take the loss of training, with samples: exact ones can take longer than the network."""
-        self.criterion.train()
+        """Make the noise of the validation loss a function of seed and step."""
         self._seed_randomness("validation")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -180,7 +180,7 @@ def load_recipe(path: Path) -> Recipe:
     if not path.is_file():
         raise FileNotFoundError(f"there is no recipe {path}")
     try:
-        settings = yaml.safe_load(path.read_text())
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if settings is None:

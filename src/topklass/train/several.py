@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from multiprocessing.connection import Connection, wait
@@ -30,6 +31,8 @@ from topklass.train.trainer import Interrupted, stop_after_step
 
 STOPPED = 130
 """Exit status of a process that was asked to stop."""
+ERROR = "error.txt"
+"""The traceback of a run that failed, in its folder."""
 
 
 def train_all(
@@ -45,7 +48,7 @@ def train_all(
 
     A finished run with this recipe is left as it is, an interrupted one is continued. Ctrl-C stops
     all after their current step, with checkpoints. A run that fails or is killed does not end the
-    others.
+    others; if it fails, its folder has the traceback in ``error.txt``.
 
     Args:
         runs: recipes by folder.
@@ -144,7 +147,7 @@ def differences(recipes: list[Recipe]) -> list[str]:
 
 def result_line(folder: Path) -> str:
     """Test accuracies of a finished run."""
-    record = json.loads((folder / RESULT).read_text())
+    record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     micro, k = record["test"]["micro"], record["recipe"]["k"]
     shares = "  ".join(f"top-{n} {100 * micro[str(n)]:.1f} %" for n in dict.fromkeys((1, k)))
     return f"{shares}  {record['seconds']:.0f} s"
@@ -207,11 +210,23 @@ def _train(
     callbacks = [*callbacks, _SendProgress(connection, recipe.k)]
     try:
         train(recipe, folder, resume=(folder / RECIPE).exists(), callbacks=callbacks)
+        (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     except (Interrupted, KeyboardInterrupt):
         sys.exit(STOPPED)
     except Exception as error:
-        connection.send(str(error) or type(error).__name__)
+        connection.send((str(error) or type(error).__name__) + _save_traceback(folder))
         sys.exit(1)
+
+
+def _save_traceback(folder: Path) -> str:
+    """Write the traceback of the current error into a folder; return where it is, in brackets."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = traceback.format_exc()
+        (folder / ERROR).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:  # the run may have failed for the same reason
+        return ""
+    return f" (traceback in {folder / ERROR})"
 
 
 class _SendProgress(Callback):

@@ -54,7 +54,7 @@ def load_signature(path: Path) -> Signature:
     """Read it from JSON."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}, which training writes when it begins")
-    record: dict[str, Any] = json.loads(path.read_text())
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for name in ("classes", "mean", "std"):
         record[name] = tuple(record[name])
     return Signature(**record)

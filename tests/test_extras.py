@@ -1,0 +1,72 @@
+"""A missing package is named, with what installs it; other errors are left as they are."""
+
+import subprocess
+import sys
+
+import pytest
+
+from topklass._extras import MissingPackageError, requires
+
+WITHOUT = """
+import sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Finder)
+{code}
+"""
+
+
+def run_without(package: str, code: str) -> subprocess.CompletedProcess:
+    """Run code in a process in which a package cannot be found."""
+    script = WITHOUT.format(package=package, code=code)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("topklass.cli", "rich"), ("topklass.cli", "yaml"), ("topklass.models", "torchvision")],
+)
+def test_missing_package(module, package):
+    ended = run_without(package, f"import {module}")
+    last = ended.stderr.splitlines()[-1]
+    assert last.endswith(f"needs {package}: pip install 'topklass[train]'")
+
+
+def test_the_command_without_its_extra():
+    """One sentence instead of a traceback."""
+    ended = run_without("typer", "from topklass.__main__ import main; main()")
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "Error: the command topklass needs typer: pip install 'topklass[train]'\n"
+    )
+
+
+@pytest.mark.parametrize("module", ["topklass.cli", "topklass.models"])
+def test_a_broken_package_is_not_called_missing(module, tmp_path):
+    for package in ("typer", "torchvision"):
+        (tmp_path / f"{package}.py").write_text("import nowhere")
+    code = f"sys.path.insert(0, {str(tmp_path)!r})\nimport {module}"
+    ended = run_without("nowhere", code)
+    assert ended.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nowhere'"
+    assert "pip install" not in ended.stderr
+
+
+def test_the_error():
+    """It is what a failed import raises, with the same name."""
+    with (
+        pytest.raises(MissingPackageError, match=r"^x needs nowhere: pip install 'y'$") as raised,
+        requires("x", "other", "nowhere", install="y"),
+    ):
+        import nowhere.at_all  # noqa: F401
+    assert isinstance(raised.value, ModuleNotFoundError)
+    assert raised.value.name == "nowhere"
+
+
+def test_python_m():
+    """``python -m topklass`` is the command."""
+    command = [sys.executable, "-m", "topklass", "losses"]
+    assert "smooth" in subprocess.run(command, capture_output=True, text=True).stdout
