@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+from topklass import __version__
 from topklass._extras import requires
 
 with requires("the command topklass", "rich", "typer", "yaml", install="topklass[train]"):
@@ -24,7 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train and use classifiers that predict a short list of classes.",
 )
 console = Console()
 RUN = "Run"
@@ -83,6 +83,23 @@ def option_for(setting: Field[Any]) -> Any:
     return in_panel(setting.metadata["group"], setting.metadata["help"] + default)
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        print(f"topklass {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train and use classifiers that predict a short list of classes."""
+
+
 @app.command("train")
 @with_settings
 def train_command(
@@ -123,7 +140,9 @@ def train_command(
             chosen = with_found(chosen, [name for name, find in wanted.items() if find], folder)
         record = train(chosen, folder, resume=resume, console=console)
     except Interrupted as stopped:
-        console.print(f"{stopped} --run {folder}", markup=False, highlight=False, soft_wrap=True)
+        if is_first_process():  # the others name their folder by their own clock
+            line = f"{stopped} --run {folder}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if not record:  # only the first of several processes has it
         return
@@ -258,6 +277,13 @@ def demo(
         console.print(str(stopped), highlight=False)
         raise typer.Exit(130) from None
     show_comparison(list(runs), folder / "report.html")
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of several."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
 
 
 def show_comparison(runs: list[Path], output: Path) -> None:
