@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from topklass._checks import Options
 from topklass.kernels.expected.counting import Tile
 from topklass.kernels.expected.gradient import scaled_kernel
 from topklass.kernels.expected.loss import Numbers, Room, expected_kernel
 from topklass.kernels.noised.launch import HingeLoss
 from topklass.kernels.smooth.launch import (
-    Options,
     alignment,
     launch,
     margins_and_number,

@@ -5,11 +5,11 @@ from math import log
 import torch
 from torch import Tensor
 
+from topklass._checks import Options
 from topklass.kernels.long_lists.gradient import long_list_gradient_kernel
 from topklass.kernels.long_lists.loss import MORE, Numbers, Tile, long_list_kernel
 from topklass.kernels.smooth.launch import (
     MOST_PROGRAMS,
-    Options,
     SmoothLoss,
     custom_operator,
     halves,

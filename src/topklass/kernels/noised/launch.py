@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from topklass._checks import Options
 from topklass.kernels.noised.gradient import ROWS, Kept, noised_gradient_kernel
 from topklass.kernels.noised.loss import Numbers, Tile, Work, noised_kernel
 from topklass.kernels.smooth.launch import (
     MOST_PROGRAMS,
-    Options,
     alignment,
     launch,
     margins_and_number,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from topklass._checks import Options
 from topklass.kernels.smooth.gradient import gradient_kernel
 from topklass.kernels.smooth.row_constants import Numbers, Outputs, smooth_loss_kernel
 from topklass.kernels.smooth.row_state import Problem, Tile, row_state_kernel
@@ -33,22 +34,6 @@ LARGEST_K_JOINED = 16
 _counters: dict[tuple[int, int], Tensor] = {}
 
 
-class Options(Protocol):
-    """What all losses have in common."""
-
-    @property
-    def weight(self) -> Tensor | None:
-        """One weight per class, contiguous float32."""
-
-    @property
-    def ignore_index(self) -> int:
-        """The label of rows that do not count."""
-
-    @property
-    def reduction(self) -> str:
-        """One of "none", "sum" and "mean"."""
-
-
 class SmoothLoss(Protocol):
     """The parameters of the smooth loss."""
 
@@ -63,14 +48,6 @@ class SmoothLoss(Protocol):
     @property
     def margin(self) -> float | Tensor:
         """A number, or one per class."""
-
-
-class GivenOptions(NamedTuple):
-    """Options as custom operators receive them."""
-
-    weight: Tensor | None
-    ignore_index: int
-    reduction: str
 
 
 class GivenLoss(NamedTuple):
@@ -373,7 +350,7 @@ def custom_operator(
         reduction: str,
     ) -> tuple[Tensor, Tensor]:
         loss = GivenLoss(k, tau, margin if margins is None else margins)
-        options = GivenOptions(weight, ignore_index, reduction)
+        options = Options(weight, ignore_index, reduction)
         if scores.shape[0] == 0:
             return of_no_rows(new_result(scores, reduction), reduction), new_buffer(scores, k)
         result, (buffer,) = forward(scores, labels, loss, options, True, new_counter(scores))
@@ -397,7 +374,7 @@ def custom_operator(
     ) -> Tensor:
         if scores.shape[0] == 0:
             return new_gradient(scores)
-        loss, options = GivenLoss(k, tau, 0.0), GivenOptions(None, 0, reduction)
+        loss, options = GivenLoss(k, tau, 0.0), Options(None, 0, reduction)
         return backward(outgoing, scores, labels, (buffer,), loss, options)
 
     @gradient.register_fake
