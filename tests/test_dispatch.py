@@ -148,4 +148,5 @@ def test_triton_under_another_name(monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(dispatch, "version", unknown)
+    monkeypatch.setattr("triton.__version__", "3.4.0+nightly")
     assert dispatch._missing_triton() is None

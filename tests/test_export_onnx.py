@@ -25,6 +25,7 @@ OPTIONS = {
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # PyTorch 2.6 about its own graph
 ]
 
 
@@ -45,7 +46,7 @@ def exported(name: str) -> "onnxruntime.InferenceSession":
     """One session for all tests of the same options."""
     options = OPTIONS[name]
     example = torch.randn(4, C, 3) if "dim" in options else torch.randn(4, 3, C)
-    batch = {"logits": {0: torch.export.Dim("batch")}}
+    batch = {"logits": {0: torch.export.Dim("batch", max=2**31)}}
     program = torch.export.export(Predictor(**options), (example,), dynamic_shapes=batch)
     onnx = torch.onnx.export(program, dynamo=True, verbose=False)
     return onnxruntime.InferenceSession(onnx.model_proto.SerializeToString())

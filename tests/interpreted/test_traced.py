@@ -159,11 +159,11 @@ def test_opcheck(family):
         ),
         noised: (
             "noised",
-            (scores, target, None, torch.tensor([1]), 3, 3, [0.0, 0.5, 2.0], None, -100, "none"),
+            (scores, target, None, torch.tensor([1]), 3, 3, 0.0, 0.5, 2.0, None, -100, "none"),
         ),
         expected: (
             "expected",
-            (scores, target, None, 3, [0.5, 0.5, 2.0], None, -100, "mean", True),
+            (scores, target, None, 3, 0.5, 0.5, 2.0, None, -100, "mean", True),
         ),
     }
     name, arguments = given[family]

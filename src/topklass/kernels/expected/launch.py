@@ -3,7 +3,6 @@
 The gradient comes with the value, in one launch; the backward pass scales it.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -196,7 +195,7 @@ def traced(scores: Tensor, labels: Tensor, loss: HingeLoss, options: Options) ->
     given = (options.weight, options.ignore_index, options.reduction)
     # An exported program is called with gradients, however it was exported.
     differentiate = torch.is_grad_enabled() or torch.compiler.is_exporting()
-    result, *_ = expected_operator(scores, labels, margins, k, numbers, *given, differentiate)
+    result, *_ = expected_operator(scores, labels, margins, k, *numbers, *given, differentiate)
     return cast(Tensor, result)
 
 
@@ -206,7 +205,9 @@ def expected_operator(
     labels: Tensor,
     margins: Tensor | None,
     k: int,
-    numbers: Sequence[float],
+    epsilon: float,
+    margin: float,
+    scale: float,
     weight: Tensor | None,
     ignore_index: int,
     reduction: str,
@@ -217,7 +218,7 @@ def expected_operator(
         result, gradient, buffer = new_outputs(scores, reduction, differentiate)
         return of_no_rows(result, reduction), gradient, buffer
     problem = rows_of(scores, labels, margins, weight)
-    expected, counter = Expected(k, *numbers), new_counter(scores)
+    expected, counter = Expected(k, epsilon, margin, scale), new_counter(scores)
     return integrate(problem, expected, ignore_index, reduction, differentiate, counter)
 
 
@@ -248,7 +249,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, outgoing: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return expected_gradient(outgoing, *ctx.saved_tensors, ctx.mean), *(None,) * 8
+    return expected_gradient(outgoing, *ctx.saved_tensors, ctx.mean), *(None,) * 10
 
 
 expected_operator.register_autograd(_backward, setup_context=_setup_context)

@@ -1,6 +1,5 @@
 """The noised top-k and its loss on a GPU: no tensor of noise, sparse gradients."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -245,7 +244,7 @@ def traced(scores: Tensor, labels: Tensor, loss: NoisedLoss, options: Options) -
     seed = draw_seed(scores, loss.generator)
     numbers = [sampled.epsilon, sampled.margin, sampled.scale]
     given = (options.weight, options.ignore_index, options.reduction)
-    result, *_ = noised(scores, labels, margins, seed, sampled.k, sampled.samples, numbers, *given)
+    result, *_ = noised(scores, labels, margins, seed, sampled.k, sampled.samples, *numbers, *given)
     return cast(Tensor, result)
 
 
@@ -257,13 +256,14 @@ def noised(
     seed: Tensor,
     k: int,
     samples: int,
-    numbers: Sequence[float],
+    epsilon: float,
+    margin: float,
+    scale: float,
     weight: Tensor | None,
     ignore_index: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The reduced loss, and what the gradient needs."""
-    epsilon, margin, scale = numbers
     if scores.shape[0] == 0:
         result, *others = new_outputs(scores, samples, reduction)
         return (of_no_rows(result, reduction), *others)  # type: ignore[return-value]
@@ -314,7 +314,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, outgoing: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return noised_gradient(outgoing, *ctx.saved_tensors, ctx.mean), *(None,) * 9
+    return noised_gradient(outgoing, *ctx.saved_tensors, ctx.mean), *(None,) * 11
 
 
 noised.register_autograd(_backward, setup_context=_setup_context)
