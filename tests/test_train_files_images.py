@@ -47,6 +47,7 @@ def test_learns(folder, tmp_path):
     assert result["test"]["micro"]["2"] > 0.6  # by chance: one third
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_continued_after_an_interruption(folder, whole, tmp_path, monkeypatch, step):
     """In the first step, at the end of an epoch, in the middle of one."""
@@ -59,6 +60,7 @@ def test_continued_after_an_interruption(folder, whole, tmp_path, monkeypatch, s
     assert_same_weights(whole, run)
 
 
+@pytest.mark.slow
 def test_a_broken_training_image_costs_little(folder, whole, tmp_path):
     """It is named; replaced, the run goes on to the same weights."""
     original = folder / "train" / "class 3" / "7.png"
