@@ -86,10 +86,10 @@ def without(plan: Plan, method: str) -> Plan:
 def counts(run: Path) -> dict[str, int] | None:
     """What a run's loss counted, by its last checkpoint; None for a loss that counts nothing."""
     state = load_checkpoint(run / LAST)["state_dict"]
-    found = {name: f"criterion.{name}" for name in COUNTS}
-    if any(name not in state for name in found.values()):
-        return None
-    return {name: int(state[place]) for name, place in found.items()}
+    for place in ("criterion", "criterion.loss"):  # as it is, or times k
+        if all(f"{place}.{name}" in state for name in COUNTS):
+            return {name: int(state[f"{place}.{name}"]) for name in COUNTS}
+    return None
 
 
 def times(record: Record) -> dict[str, Record]:

@@ -7,12 +7,16 @@ out of the step; otherwise the first of them would end the training.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from experiments import peers
 from experiments.algorithms import smooth_topk_loss_uncentred
+from topklass import SmoothTopKLoss
 from topklass._checks import check_count, check_temperature
 from topklass.functional import smooth_topk_loss
 from topklass.train.criterion import LossInfo
@@ -133,12 +137,32 @@ class CountedSmoothTopKLoss(CountedLoss):
         return smooth_topk_loss(scores, target, self.k, self.tau, reduction="none")
 
 
-def _smooth(loss: type[CountedLoss], about: str) -> LossInfo:
-    return LossInfo(loss, about, ("tau",), gradient_is_one_in_k=True)
+class TimesK(nn.Module):
+    """A smooth loss times k: the slope of cross-entropy at equal scores, but not its curvature.
+
+    Args:
+        make: the loss, from k and its options.
+        k: length of the list.
+        options: of the loss.
+    """
+
+    def __init__(self, make: Callable[..., nn.Module], k: int = 5, **options: Any) -> None:
+        super().__init__()
+        self.loss, self.k = make(k=k, **options), k
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss, times k."""
+        loss: Tensor = self.k * self.loss(input, target)
+        return loss
+
+
+def _smooth(loss: type[nn.Module], about: str, options: tuple[str, ...] = ("tau",)) -> LossInfo:
+    return LossInfo(loss, about, options, matched=partial(TimesK, loss))
 
 
 SUMMATION = _smooth(SummationTopKLoss, "smooth, by summation in float32")
 CENTRED_SUMMATION = _smooth(CentredSummationTopKLoss, "the same, of centred scores")
 PUBLISHED = _smooth(PublishedTopKLoss, "smooth, the published code")
 TOPKLASS = _smooth(CountedSmoothTopKLoss, "smooth, with the same counts")
+TIMES_K = _smooth(SmoothTopKLoss, "smooth, times k", ("tau", "margin"))
 """For recipes, as ``loss: experiments.study_losses:SUMMATION``."""

@@ -133,8 +133,12 @@ def focal_oracle(scores: Tensor, label: int, gamma: float) -> Tensor:
     return (1 - log_p.exp()) ** gamma * -log_p
 
 
-def topk_cross_entropy_oracle(scores: Tensor, label: int, k: int | Mapping[int, float]) -> Tensor:
+def topk_cross_entropy_oracle(
+    scores: Tensor, label: int, k: int | Mapping[int, float], margin: float | Tensor = 0.0
+) -> Tensor:
     """The share of lists that hold the label, each as probable as its scores are high."""
+    is_label = torch.arange(len(scores)) == label
+    scores = scores - is_label * of_class(margin, label)
     lengths = k if isinstance(k, Mapping) else {k: 1.0}
     share = 0.0
     for length, weight in lengths.items():
@@ -163,9 +167,8 @@ LOSSES = [
         module=topklass.TopKCrossEntropyLoss,
         function=TF.topk_cross_entropy,
         oracle=topk_cross_entropy_oracle,
-        takes_margin=False,
         smooth=True,
-        as_cross_entropy={"k": 1},
+        as_cross_entropy={"k": 1, "margin": 0.0},
     ),
     Loss(
         name="mixed_topk_cross_entropy",
@@ -173,9 +176,8 @@ LOSSES = [
         function=TF.topk_cross_entropy,
         oracle=topk_cross_entropy_oracle,
         mixes_k=True,
-        takes_margin=False,
         smooth=True,
-        as_cross_entropy={"k": {1: 3.0}},
+        as_cross_entropy={"k": {1: 3.0}, "margin": 0.0},
     ),
     Loss(
         name="hinge",

@@ -118,7 +118,7 @@ def test_the_best_cross_entropy(tmp_path):
     runs = write_runs(tmp_path, "cross-entropy", [0.3], noise=0.3)
     runs += write_runs(tmp_path, "cross-entropy", [0.4], head="linear")
     runs += write_runs(tmp_path, "cross-entropy", [0.5], head="cosine")
-    runs += write_runs(tmp_path, "ldam", [0.6], head="cosine", scale=20.0, match_gradient=False)
+    runs += write_runs(tmp_path, "ldam", [0.6], head="cosine", scale=20.0, match=False)
     runs += write_runs(tmp_path, "focal", [0.6], noise=0.3, epochs=2)
     runs += write_runs(tmp_path, "focal", [0.6], noise=0.1)
     comparison = compare(runs)
@@ -136,7 +136,7 @@ def test_the_best_cross_entropy(tmp_path):
         ("focal", 0.1): None,
     }
     notes = " ".join(results_table(comparison).notes)
-    assert "focal, noise 0.3, head linear, match_gradient yes, epochs 2 differs from" in notes
+    assert "focal, noise 0.3, head linear, match yes, epochs 2 differs from" in notes
     assert "also in epochs." in notes
 
 

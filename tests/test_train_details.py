@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from test_train_engine import CLASSES, RECIPE, toy, train_until
 from topklass.data import Dataset
-from topklass.train import Recipe, compare, train
-from topklass.train.criterion import build_loss
+from topklass.train import compare, train
 from topklass.train.details import details
-from topklass.train.module import Classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -56,14 +53,14 @@ def test_epochs_before_an_interruption_are_kept(whole, tmp_path, monkeypatch):
     assert epochs(run) == epochs(whole)
 
 
-def test_the_step_scales_the_loss():
-    criterion = build_loss("smooth", 2, torch.ones(CLASSES), {})
-    recipe = Recipe(loss="smooth", k=2)
-    module = Classifier(nn.Flatten(), criterion, recipe, CLASSES, steps=1, loss_scale=3.0)
-    logits, labels = torch.randn(16, CLASSES), torch.arange(16) % CLASSES
-    loss = module.training_step((logits, labels), 0)
-    torch.testing.assert_close(loss, 3 * criterion(logits, labels))
-    torch.testing.assert_close(module.train_loss.compute(), criterion(logits, labels))
+def test_the_epoch_is_told_to_the_criterion(tmp_path):
+    """Classes are weighted after the first of two epochs: the second one trains otherwise."""
+    recipe = RECIPE.with_changes({"epochs": 2, "reweight_from": 0.5})
+    train(recipe, tmp_path / "late", dataset=toy())
+    train(RECIPE.with_changes({"epochs": 2}), tmp_path / "never", dataset=toy())
+    late, never = epochs(tmp_path / "late"), epochs(tmp_path / "never")
+    assert late[0]["train/loss"] == never[0]["train/loss"]
+    assert late[1]["train/loss"] != never[1]["train/loss"]
 
 
 def test_names_that_are_not_unicode():

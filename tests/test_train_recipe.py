@@ -7,10 +7,11 @@ import torch
 
 import topklass
 from topklass.functional import topk_cross_entropy
-from topklass.train.criterion import LOSSES, build_loss, gradient_scale
+from topklass.train.criterion import LOSSES, build_loss
 from topklass.train.recipe import Recipe, load_recipe
 from topklass.train.signature import Signature, build_network
 
+LABEL = torch.tensor([0])
 COUNTS = torch.tensor([50, 20, 5, 1, 1, 1, 1])
 
 
@@ -45,9 +46,9 @@ def test_numbers_of_yaml(tmp_path):
         ("weight_decay: -1", "weight_decay must be at least 0, got -1"),
         ("patience: 0", "patience must be at least 1, got 0"),
         ("k: 0", "k must be at least 1"),
-        ("gamma: 2", "'smooth' has no gamma; it takes tau, margin"),
+        ("gamma: 2", "'short-list' has no gamma; it takes first_guess"),
         ("first_guess: 0.5", "'smooth' has no first_guess"),
-        ("match_gradient: 1", "match_gradient must be true or false"),
+        ("match: 1", "match must be true or false"),
         ("data: 3", "data must be a word"),
         ("k:", "k must be an integer, got None"),
         ("epochs: .inf", "epochs must be an integer, got inf"),
@@ -99,7 +100,9 @@ def test_options_reach_the_loss():
 
 
 @pytest.mark.parametrize(
-    ("k", "share", "lengths"), [(3, 0.3, {1: 0.3, 3: 0.7}), (3, 0.0, 3), (1, 0.3, 1)], ids=str
+    ("k", "share", "lengths"),
+    [(3, 0.3, {1: 0.3, 3: 0.7}), (3, 0.0, {1: 0.0, 3: 1.0}), (1, 0.3, 1)],
+    ids=str,
 )
 def test_the_first_guess(k, share, lengths):
     options = Recipe(loss="topk-cross-entropy", first_guess=share).loss_options()
@@ -122,13 +125,58 @@ def test_margins_by_count():
     torch.testing.assert_close(margins, topklass.class_margins(COUNTS, 0.4))
 
 
-def test_gradient_scale_matches_cross_entropy():
-    """At equal scores, the label's gradient is −1 + 1/C for cross-entropy."""
-    for name in ("cross-entropy", "smooth", "topk-cross-entropy"):
-        logits = torch.zeros(1, 100, requires_grad=True)
-        loss = build_loss(name, 5, torch.ones(100), {})(logits, torch.tensor([0]))
-        (gradient_scale(name, 5) * loss).backward()
-        assert -1.0 <= logits.grad[0, 0] < -0.9
+@pytest.mark.parametrize("tau", [0.1, 1.0, 3.0])
+def test_the_scale_of_cross_entropy(tau):
+    """The smooth loss of k·τ·logits over τ: like cross-entropy it sees the logits as they are."""
+    logits, labels = torch.randn(4, 9, dtype=torch.float64), torch.arange(4)
+    matched = build_loss("smooth", 3, torch.ones(9), {"tau": tau, "margin": 0.5})
+    paper = build_loss("smooth", 3, torch.ones(9), {"tau": tau, "margin": 0.5}, match=False)
+    scaled = paper(3 * tau * logits, labels) / tau
+    torch.testing.assert_close(matched(logits, labels), scaled, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["smooth", "topk-cross-entropy", "short-list", "cross-entropy"])
+def test_slope_and_curvature_of_cross_entropy(name):
+    """At equal scores: −1 + 1/C and (1 − 1/C)/C for the label, up to the length of the list."""
+    logits = torch.zeros(1, 1000, dtype=torch.float64)
+    loss = build_loss(name, 5, torch.ones(1000), {}, label_smoothing=0.0)
+
+    def of_label(score):
+        return loss(logits.index_put((torch.tensor([0]), torch.tensor([0])), score), LABEL)
+
+    at = torch.zeros((), dtype=torch.float64)
+    slope = torch.func.grad(of_label)(at)
+    curvature = torch.func.grad(torch.func.grad(of_label))(at)
+    assert -1.0 <= slope < -0.99
+    assert 0.3 / 1000 < curvature < 6 / 1000
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_label_smoothing_of_every_loss(name):
+    logits, labels = torch.randn(4, 7), torch.arange(4)
+    spread, sharp = (
+        build_loss(
+            name,
+            3,
+            COUNTS,
+            {**({"samples": None} if "noised" in name else {})},
+            label_smoothing=each,
+        )
+        for each in (0.3, 0.0)
+    )
+    uniform = torch.full((4, 7), 1 / 7)
+    mixed = 0.7 * sharp(logits, labels) + 0.3 * sharp(logits, uniform)
+    torch.testing.assert_close(spread(logits, labels), mixed, rtol=1e-4, atol=1e-5)
+
+
+def test_what_changes_any_loss():
+    """Adjusted logits around classes that are weighted after a share of the training."""
+    recipe = Recipe(loss="smooth", reweight_from=0.75, logit_adjustment=2.0, epochs=8)
+    adjusted = recipe.criterion(COUNTS)
+    assert isinstance(adjusted, topklass.LogitAdjustment)
+    assert isinstance(adjusted.criterion, topklass.DeferredReweighting)
+    assert adjusted.criterion.start == 6
+    assert isinstance(Recipe().criterion(COUNTS), topklass.ShortListLoss)
 
 
 def test_options_that_suit_the_head():

@@ -180,14 +180,16 @@ class MultiLabelSmoothTopKLoss(_Parameters):
         )
 
 
-class TopKCrossEntropyLoss(_Loss):
+class TopKCrossEntropyLoss(_MarginLoss):
     """Top-k cross-entropy, see :func:`topklass.functional.topk_cross_entropy`.
 
-    For lists that should have probabilities, without margin and temperature.
+    For lists that should have probabilities. With a margin it is the smooth top-k SVM loss on the
+    scale of cross-entropy, so that cross-entropy's learning rate fits it.
 
     Args:
         k: length of the list that should hold the label; a mapping from lengths to weights; or a
             sequence with the weights of the lengths 1, 2, … Weights are divided by their sum.
+        margin: subtracted from the logit of the label; a number, or one per class.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.
@@ -203,6 +205,7 @@ class TopKCrossEntropyLoss(_Loss):
     def __init__(
         self,
         k: Lengths = 5,
+        margin: Margin = 0.0,
         *,
         dim: int = 1,
         weight: Tensor | None = None,
@@ -210,12 +213,58 @@ class TopKCrossEntropyLoss(_Loss):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(dim, Options(weight, ignore_index, reduction, label_smoothing))
+        super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
         length_weights(k)
         self.k = dict(k) if isinstance(k, Mapping) else k
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        return functional.topk_cross_entropy(logits, target, self.k, **self.options)
+        return functional.topk_cross_entropy(logits, target, self.k, self.margin, **self.options)
+
+
+class ShortListLoss(TopKCrossEntropyLoss):
+    """The first guess and the list in one loss: the one to try first.
+
+    It is :class:`TopKCrossEntropyLoss` with two lengths, 1 and k, and label smoothing.
+
+    Args:
+        k: length of the list that should hold the label.
+        first_guess: weight of the list of one class, from 0 to 1; the list of k classes has the
+            rest.
+        dim: the class dimension.
+        weight: one weight per class.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Example:
+        >>> criterion = ShortListLoss(k=2)
+        >>> criterion(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1]))
+        tensor(0.5632)
+    """
+
+    def __init__(
+        self,
+        k: int = 5,
+        first_guess: float = 0.2,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.1,
+    ) -> None:
+        check_count("k", k)
+        check_number("first_guess", first_guess, positive=False)
+        if first_guess > 1:
+            raise ValueError(f"first_guess must be from 0 to 1, got first_guess={first_guess!r}")
+        super().__init__(
+            {1: 1.0} if k == 1 else {1: first_guess, k: 1 - first_guess},
+            dim=dim,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
 
 
 class TopKHingeLoss(_MarginLoss):

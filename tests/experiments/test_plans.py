@@ -262,7 +262,7 @@ def test_parameters_of_losses():
 def test_protocols_of_the_papers():
     recipe = planned_runs(load_plan("cifar100-noise"), "paper")[1].recipe
     assert (recipe.validation, recipe.pad, recipe.flip) == (5000, 4, True)
-    assert (recipe.loss, recipe.tau, recipe.match_gradient) == ("smooth", 1.0, False)
+    assert (recipe.loss, recipe.tau, recipe.match) == ("smooth", 1.0, False)
     recipes = {
         run.method: run.recipe for run in planned_runs(load_plan("imagenet-subsets"), "paper")
     }

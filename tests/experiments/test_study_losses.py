@@ -17,7 +17,7 @@ from experiments.study_losses import (
 from test_train_engine import assert_same_weights, stop_at, toy
 from topklass.functional import smooth_topk_loss
 from topklass.train import Interrupted, Recipe, train, train_all
-from topklass.train.criterion import build_loss, gradient_scale
+from topklass.train.criterion import build_loss
 
 ALL = (SummationTopKLoss, PublishedTopKLoss, CountedSmoothTopKLoss)
 
@@ -122,12 +122,16 @@ def test_half_precision_is_evaluated_in_single():
         assert gradient(make(5, 1.0), half, target).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["SUMMATION", "CENTRED_SUMMATION", "PUBLISHED", "TOPKLASS"])
+@pytest.mark.parametrize(
+    "name", ["SUMMATION", "CENTRED_SUMMATION", "PUBLISHED", "TOPKLASS", "TIMES_K"]
+)
 def test_recipes_name_them_by_module(name):
     loss = f"experiments.study_losses:{name}"
     recipe = Recipe(loss=loss, tau=0.1)
-    assert build_loss(loss, recipe.k, torch.ones(3), recipe.loss_options()).tau == 0.1
-    assert gradient_scale(loss, 5) == gradient_scale("smooth", 5)
+    criterion = build_loss(loss, recipe.k, torch.ones(9), recipe.loss_options())
+    logits, labels = torch.randn(4, 9), torch.arange(4)
+    fivefold = 5 * smooth_topk_loss(logits, labels, 5, 0.1)
+    torch.testing.assert_close(criterion(logits, labels), fivefold)
     with pytest.raises(ValueError, match="has no epsilon; it takes tau"):
         Recipe(loss=loss, epsilon=0.1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,9 @@ from topklass.data.seeds import generator
 BLOCK = 5
 
 
-def superclass_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
+def superclass_noise(
+    dataset: Dataset, p: float, seed: int = 0, *, validation: bool = False
+) -> Dataset:
     """Replace training labels by labels of the same superclass (Berrada et al., section 5.1).
 
     With probability p a label is replaced by one of its superclass, drawn uniformly,
@@ -22,6 +26,7 @@ def superclass_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
         dataset: one with superclasses.
         p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
+        validation: whether to resample validation labels, too.
 
     Returns:
         The dataset with other labels.
@@ -41,10 +46,11 @@ def superclass_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
             "(--noise-kind symmetric)"
         )
     by, division = next(iter(dataset.superclasses.items()))
-    return _with_noise(dataset, division.of_class, p, seed, {"step": "superclass_noise", "by": by})
+    step = {"step": "superclass_noise", "by": by}
+    return _with_noise(dataset, division.of_class, p, seed, step, validation)
 
 
-def block_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
+def block_noise(dataset: Dataset, p: float, seed: int = 0, *, validation: bool = False) -> Dataset:
     """Replace training labels by labels of the same block of five consecutive classes.
 
     With probability p the label y becomes y − y mod 5 + U{0, …, 4}. On the alphabetical labels of
@@ -55,15 +61,19 @@ def block_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
         dataset: any.
         p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
+        validation: whether to resample validation labels, too.
 
     Returns:
         The dataset with other labels.
     """
     group = torch.arange(len(dataset.classes)) // BLOCK
-    return _with_noise(dataset, group, p, seed, {"step": "block_noise", "block": BLOCK})
+    step = {"step": "block_noise", "block": BLOCK}
+    return _with_noise(dataset, group, p, seed, step, validation)
 
 
-def symmetric_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
+def symmetric_noise(
+    dataset: Dataset, p: float, seed: int = 0, *, validation: bool = False
+) -> Dataset:
     """Replace training labels by labels of any class.
 
     With probability p a label is replaced by one of all C classes, drawn uniformly, the old
@@ -73,25 +83,39 @@ def symmetric_noise(dataset: Dataset, p: float, seed: int = 0) -> Dataset:
         dataset: any.
         p: probability of resampling a label, 0 to 1.
         seed: which labels, and by which.
+        validation: whether to resample validation labels, too.
 
     Returns:
         The dataset with other labels.
     """
     group = torch.zeros(len(dataset.classes), dtype=torch.int64)
-    return _with_noise(dataset, group, p, seed, {"step": "symmetric_noise"})
+    return _with_noise(dataset, group, p, seed, {"step": "symmetric_noise"}, validation)
 
 
 def _with_noise(
-    dataset: Dataset, group: Tensor, p: float, seed: int, step: dict[str, object]
+    dataset: Dataset,
+    group: Tensor,
+    p: float,
+    seed: int,
+    step: Mapping[str, object],
+    validation: bool,
 ) -> Dataset:
-    """Resample training labels within their group of classes, (C)."""
+    """Resample labels within their group of classes, (C)."""
     if not is_number(p) or not 0 <= p <= 1:
         raise ValueError(f"p must be a probability, from 0 to 1, got p={p!r}")
-    clean = dataset.train.labels
-    labels = _resampled(clean.cpu(), group.cpu(), p, generator(seed, "noise", "train"))
-    labels = labels.to(clean.device)
-    step |= {"p": float(p), "seed": seed, "changed": int((labels != clean).sum())}
-    return dataset.changed(step, train=Split(dataset.train.images, labels))
+    splits = {"train": dataset.train}
+    if validation and dataset.validation is not None:
+        splits["validation"] = dataset.validation
+    noisy, changed = {}, {}
+    for name, split in splits.items():
+        clean = split.labels
+        labels = _resampled(clean.cpu(), group.cpu(), p, generator(seed, "noise", name))
+        noisy[name] = Split(split.images, labels.to(clean.device))
+        changed[name] = int((noisy[name].labels != clean).sum())
+    record = {**step, "p": float(p), "seed": seed, "changed": changed.pop("train")}
+    if changed:
+        record["changed_validation"] = changed["validation"]
+    return dataset.changed(record, **noisy)
 
 
 def _resampled(labels: Tensor, group: Tensor, p: float, stream: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from topklass._checks import Options, check_count, check_k, is_number
+from topklass._checks import Options, check_count, check_k, check_margin, is_number
 from topklass.functional._contract import RowLoss, classification_loss, row_targets_loss, working
 from topklass.functional.smooth import SmoothHinge
 
@@ -19,6 +19,7 @@ def topk_cross_entropy(
     logits: Tensor,
     target: Tensor,
     k: Lengths = 5,
+    margin: float | Tensor = 0.0,
     *,
     dim: int = 1,
     weight: Tensor | None = None,
@@ -32,17 +33,20 @@ def topk_cross_entropy(
         \pi_y^{(k)} = \frac{e^{s_y} \sigma_{k-1}(e^{s_{\setminus y}})}{\sigma_k(e^s)}
 
     with the marginals of :func:`topklass.topk_marginals` (Berrada et al. 2018, Appendix C). With
-    k = 1 it is cross-entropy. It is the smooth loss at τ = 1/k without margin, times k. Several
-    lengths of the list may be mixed, ``k={1: 0.5, 5: 0.5}``: the list then has a random length K,
+    k = 1 it is cross-entropy. Several lengths of the list may be mixed, ``k={1: 0.5, 5: 0.5}``: the
+    list then has a random length K,
 
     .. math:: \ell(s, y) = -\log \sum_k P_K(k) \, \pi_y^{(k)}
 
     (the mixture of Petersen et al. 2022, Figure 1).
 
+    A margin is subtracted from the logit of the label, :math:`s_y`. With a margin, this is the
+    smooth top-k SVM loss on the scale of cross-entropy:
+    ``topk_cross_entropy(s, y, k, margin=α/τ)`` is ``smooth_topk_loss(k·τ·s, y, k, τ, α) / τ``. Its
+    slope and its curvature are those of cross-entropy, so it trains with the same learning rate.
+
     Use it where lists of k classes should have probabilities: as a likelihood it never stops
-    pushing, has neither margin nor temperature to set, and gradients of the size of
-    cross-entropy's. A mixture with k = 1 also trains the order, which a list of one length does
-    not.
+    pushing. A mixture with k = 1 also trains the order, which a list of one length does not.
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
@@ -52,6 +56,7 @@ def topk_cross_entropy(
             to weights; or a sequence with the weights of the lengths 1, 2, …, as ``difftopk`` has
             it, none of them above 1. Weights are divided by their sum, and lengths of weight 0 do
             not count.
+        margin: subtracted from the logit of the label; a number or one per class.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.
@@ -73,13 +78,13 @@ def topk_cross_entropy(
     """
     lengths = length_weights(k)
     for length in lengths:
-        check_k(length, logits, dim)
+        check_margin(margin, check_k(length, logits, dim))
     options = Options(weight, ignore_index, reduction, label_smoothing)
     if len(lengths) == 1:
         (length,) = lengths
-        single = SmoothHinge(length, 1 / length, 0.0)
+        single = list_of(length, margin)
         return classification_loss(single, logits, target, dim, options, factor=length)
-    mixture = ListMixture(tuple(lengths), tuple(lengths.values()))
+    mixture = ListMixture(tuple(lengths), tuple(lengths.values()), margin)
     return classification_loss(mixture, logits, target, dim, options)
 
 
@@ -116,24 +121,31 @@ def length_weights(k: Lengths) -> dict[int, float]:
     return {int(length): weight / total for length, weight in weights.items() if weight}
 
 
+def list_of(k: int, margin: float | Tensor) -> SmoothHinge:
+    """The smooth loss that is 1/k of top-k cross-entropy: its scores are divided by kτ = 1."""
+    return SmoothHinge(k, 1 / k, margin / k)
+
+
 @dataclass(frozen=True, eq=False)
 class ListMixture(RowLoss):
     """``−log Σ_k P_k π_y^(k)`` of rows."""
 
     lengths: tuple[int, ...]
     chances: tuple[float, ...]
+    margin: float | Tensor
 
     def cost(self) -> int:
         return 8 * sum(self.lengths)
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        return _mixed([_of_length(k, scores, labels) for k in self.lengths], self.chances)
+        losses = [_of_length(k, self.margin, scores, labels) for k in self.lengths]
+        return _mixed(losses, self.chances)
 
 
-def _of_length(k: int, scores: Tensor, labels: Tensor | None) -> Tensor:
+def _of_length(k: int, margin: float | Tensor, scores: Tensor, labels: Tensor | None) -> Tensor:
     """``−log π^(k)`` of rows, (R, 1), or (R, C) for every label."""
-    smooth = SmoothHinge(k, 1 / k, 0.0)
+    smooth = list_of(k, margin)
     if labels is None:
         return k * smooth.rows(scores, None)
     return k * row_targets_loss(smooth, scores, labels, Options(reduction="none")).unsqueeze(1)

@@ -11,10 +11,9 @@ from topklass._files import write_whole
 from topklass.report.colours import DARK_PAGE, LIGHT_PAGE, variables
 from topklass.report.examples import examples
 from topklass.report.figures import pictures, swatches
-from topklass.train.comparison import Comparison
+from topklass.train.comparison import OF_LOSS, Comparison
 from topklass.train.finished import FinishedRun, format_value
 from topklass.train.headline import headline
-from topklass.train.recipe import LOSS_OPTIONS
 from topklass.train.results_table import results_table
 
 
@@ -74,7 +73,7 @@ def common_settings(comparison: Comparison) -> dict[str, str]:
     return {
         name: format_value(value)
         for name, value in comparison.groups[0].settings.items()
-        if name not in (*comparison.differing, "loss", *LOSS_OPTIONS)
+        if name not in (*comparison.differing, *OF_LOSS)
     }
 
 

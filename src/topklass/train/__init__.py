@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from topklass.train.criterion import (
         build_loss as build_loss,
     )
-    from topklass.train.criterion import (
-        gradient_scale as gradient_scale,
-    )
     from topklass.train.engine import train as train
     from topklass.train.evaluation import Run as Run
     from topklass.train.evaluation import evaluate as evaluate
@@ -42,7 +39,6 @@ MODULE_OF = {
     "compare": "comparison",
     "evaluate": "evaluation",
     "find_parameter": "find",
-    "gradient_scale": "criterion",
     "load_recipe": "recipe",
     "load_run": "evaluation",
     "predict": "prediction",

@@ -11,11 +11,11 @@ import torch
 
 from topklass.train.criterion import LOSSES
 from topklass.train.finished import FinishedRun, NotFinished, format_value, read_run
-from topklass.train.recipe import LOSS_OPTIONS
+from topklass.train.recipe import AROUND_LOSS, LOSS_OPTIONS
 from topklass.train.statistics import Difference, Estimate, difference, estimate, pooled
 
 BASE = "cross-entropy"
-OF_LOSS = ("loss", *LOSS_OPTIONS)
+OF_LOSS = ("loss", *LOSS_OPTIONS, *AROUND_LOSS)
 TRAINING_DATA = ("noise", "noise_kind", "subset", "imbalance")
 """Settings that make another problem of the same data set."""
 
@@ -217,6 +217,5 @@ def besides_the_loss(one: Group, other: Group) -> list[str]:
     return [
         name
         for name in names
-        if name not in (*OF_LOSS, "match_gradient")
-        and one.settings.get(name) != other.settings.get(name)
+        if name not in (*OF_LOSS, "match") and one.settings.get(name) != other.settings.get(name)
     ]

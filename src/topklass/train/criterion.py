@@ -24,8 +24,9 @@ class LossInfo:
     takes_k: bool = True
     margin_by_count: bool = False
     """Whether classes get margins by their numbers of samples unless a margin is given."""
-    gradient_is_one_in_k: bool = False
-    """Whether its gradient is about 1/k that of cross-entropy."""
+    matched: Callable[..., nn.Module] | None = None
+    """The same loss on the scale of cross-entropy, so that its learning rate fits, if that differs.
+    """
     on_cosines: dict[str, float] = field(default_factory=dict)
     """Options for a cosine head, unless they are given."""
     on_logits: dict[str, float] = field(default_factory=dict)
@@ -37,27 +38,40 @@ class LossInfo:
         return "scale" not in self.options
 
 
-def make_topk_cross_entropy(k: int, first_guess: float = 0.0) -> topklass.TopKCrossEntropyLoss:
+def make_topk_cross_entropy(
+    k: int, first_guess: float = 0.0, **options: Any
+) -> topklass.TopKCrossEntropyLoss:
     """The loss of random lists, of which a share ``first_guess`` has one class, the others k."""
     if not 0 <= first_guess < 1:
         raise ValueError(f"first_guess must be at least 0 and less than 1, got {first_guess:g}")
-    if first_guess == 0 or k == 1:
-        return topklass.TopKCrossEntropyLoss(k)
-    return topklass.TopKCrossEntropyLoss({1: first_guess, k: 1 - first_guess})
+    lengths = {1: first_guess, k: 1 - first_guess} if k > 1 else k
+    return topklass.TopKCrossEntropyLoss(lengths, **options)
+
+
+def make_matched_smooth(
+    k: int, tau: float = 1.0, margin: float = 1.0, **options: Any
+) -> topklass.TopKCrossEntropyLoss:
+    """The smooth loss of k·τ·logits over τ, which has the slope and curvature of cross-entropy."""
+    return topklass.TopKCrossEntropyLoss(k, margin / tau, **options)
 
 
 LOSSES = {
+    "short-list": LossInfo(
+        topklass.ShortListLoss,
+        "the first guess and the list in one, with label smoothing: the one to try first",
+        ("first_guess",),
+    ),
     "cross-entropy": LossInfo(nn.CrossEntropyLoss, "the usual loss, for one guess", takes_k=False),
     "smooth": LossInfo(
         topklass.SmoothTopKLoss,
         "smooth top-k SVM (Berrada et al. 2018)",
         ("tau", "margin"),
-        gradient_is_one_in_k=True,
+        matched=make_matched_smooth,
     ),
     "topk-cross-entropy": LossInfo(
         make_topk_cross_entropy,
         "−log of the probability that a list holds the label",
-        ("first_guess",),
+        ("first_guess", "margin"),
     ),
     "noised": LossInfo(
         topklass.NoisedTopKLoss,
@@ -136,7 +150,15 @@ def unknown_options(name: str, options: Iterable[str]) -> str:
     return f"{unknown}; it {takes}" if unknown else ""
 
 
-def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn.Module:
+def build_loss(
+    name: str,
+    k: int,
+    counts: Tensor,
+    options: dict[str, Any],
+    *,
+    label_smoothing: float | None = None,
+    match: bool = True,
+) -> nn.Module:
     """A criterion for training samples of these class counts.
 
     Args:
@@ -144,19 +166,21 @@ def build_loss(name: str, k: int, counts: Tensor, options: dict[str, Any]) -> nn
         k: length of the list, for losses that take it.
         counts: number of training samples of each class.
         options: parameters of the loss; one that it does not have is an error.
+        label_smoothing: share of the target that is spread over all classes; None for the loss's
+            own default.
+        match: take the loss on the scale of cross-entropy, so that its learning rate fits. The
+            smooth loss is the only one that this changes.
     """
     info = loss_info(name)
     if wrong := unknown_options(name, options):
         raise ValueError(f"the loss {name!r} has no option {wrong}")
     arguments: dict[str, Any] = dict(options)
+    if label_smoothing is not None:
+        arguments["label_smoothing"] = label_smoothing
     if info.takes_k:
         arguments["k"] = k
     if info.margin_by_count:
         largest = [arguments["margin"]] if "margin" in arguments else []
         arguments["margin"] = topklass.class_margins(counts, *largest)
-    return info.make(**arguments)
-
-
-def gradient_scale(name: str, k: int) -> float:
-    """What to multiply the loss by, to train it with cross-entropy's learning rate."""
-    return float(k) if loss_info(name).gradient_is_one_in_k else 1.0
+    make = info.matched if match and info.matched is not None else info.make
+    return make(**arguments)

@@ -23,7 +23,7 @@ from topklass._files import lock_folder
 from topklass._provenance import commit, versions
 from topklass.data import Dataset, Split, cutout, random_crop
 from topklass.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
-from topklass.train.criterion import build_loss, gradient_scale
+from topklass.train.criterion import loss_info
 from topklass.train.details import DETAILS, details, hardware
 from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches
 from topklass.train.file_check import advice_on_broken_files, require_readable
@@ -97,18 +97,17 @@ def _train(
     validation = evaluation_batches(recipe, dataset.validation)
     if first and console is not None:
         console.print(description(recipe, dataset, network), markup=False, soft_wrap=True)
-    scale = gradient_scale(recipe.loss, recipe.k) if recipe.match_gradient else 1.0
-    if first and console is not None and scale != 1:
+    if first and console is not None and recipe.match and loss_info(recipe.loss).matched:
         console.print(
-            f"The loss is multiplied by {scale:g}, so that cross-entropy's learning rate fits it."
+            "The loss is taken on the scale of cross-entropy, whose learning rate then fits it "
+            "(--no-match for the paper's scale)."
         )
     module = Classifier(
         network,
-        build_loss(recipe.loss, recipe.k, dataset.counts, recipe.loss_options()),
+        recipe.criterion(dataset.counts),
         recipe,
         len(dataset.classes),
         recipe.epochs * len(batches),
-        scale,
     )
     if first:  # not before: all mistakes in the settings have been found by now
         if not resume:
@@ -220,21 +219,20 @@ def finish(
     seconds: float,
     epochs: list[dict[str, float]],
 ) -> dict[str, Any]:
-    """Measure the best checkpoint on the test set, and write the records of the run."""
-    best = load_checkpoint(run / BEST)
+    """Measure the best and the last checkpoint on the test set, and write the run's records."""
+    best, last = (load_checkpoint(run / path) for path in (BEST, LAST))
+    load_weights(network, last)
+    test_last = test_accuracies(predictions(recipe, network, dataset.test), dataset.test)
     load_weights(network, best)
     logits = predictions(recipe, network, dataset.test)
-    lengths, accuracy = accuracies(logits, dataset.test.labels.cpu())
     record = {
         "recipe": asdict(recipe),
         "data": dict(dataset.record),
         "classes": len(dataset.classes),
         "parameters": models.count_parameters(network),
         "epoch": best["epoch"],
-        "test": {
-            average: dict(zip(map(str, lengths), values, strict=True))
-            for average, values in accuracy.items()
-        },
+        "test": test_accuracies(logits, dataset.test),
+        "test_last": test_last,
         "seconds": round(seconds, 1),
         "versions": versions(),
         "commit": commit(),
@@ -243,6 +241,15 @@ def finish(
     write_json(run / DETAILS, details(dataset, logits, epochs))
     write_json(run / RESULT, record)
     return record
+
+
+def test_accuracies(logits: Tensor, test: Split) -> dict[str, dict[str, float]]:
+    """Accuracies of lists by average and by length, for JSON."""
+    lengths, accuracy = accuracies(logits, test.labels.cpu())
+    return {
+        average: dict(zip(map(str, lengths), values, strict=True))
+        for average, values in accuracy.items()
+    }
 
 
 def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, list[float]]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from topklass.functional.accuracy import among_largest, averaged, count_by_class
 from topklass.train.details import DETAILS
 from topklass.train.engine import RECIPE, RESULT
-from topklass.train.recipe import LOSS_OPTIONS, Recipe
+from topklass.train.recipe import AROUND_LOSS, LOSS_OPTIONS, Recipe
 
 NOT_COMPARED = ("seed", "workers")
 """Settings in which the runs of a group may differ: workers change no result."""
@@ -75,9 +75,11 @@ class FinishedRun:
     @property
     def title(self) -> str:
         """The loss and its parameters that were set."""
-        given = {name: self.settings[name] for name in LOSS_OPTIONS}
+        given = {name: self.settings[name] for name in (*LOSS_OPTIONS, *AROUND_LOSS)}
         given_options = [
-            f"{name} {format_value(value)}" for name, value in given.items() if value is not None
+            f"{name.replace('_', ' ')} {format_value(value)}"
+            for name, value in given.items()
+            if value is not None
         ]
         return ", ".join([self.recipe.loss, *given_options])
 

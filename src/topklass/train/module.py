@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
 from topklass.data import cutmix, generator
+from topklass.longtail import DeferredReweighting
 from topklass.metrics import TopKAccuracy
 from topklass.train.batches import Batch
 from topklass.train.recipe import Recipe
@@ -27,7 +28,6 @@ class Classifier(L.LightningModule):
         recipe: optimiser, schedule and seed.
         classes: number of classes.
         steps: number of optimiser steps of the whole training.
-        loss_scale: what the loss is multiplied by in training.
     """
 
     def __init__(
@@ -37,14 +37,13 @@ class Classifier(L.LightningModule):
         recipe: Recipe,
         classes: int,
         steps: int,
-        loss_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.network, self.criterion = network, criterion
         self.network_in_training: Callable[[Tensor], Any] = self.forward
         if recipe.compile:  # one graph of all launches, which bound small steps
             self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
-        self.recipe, self.steps, self.loss_scale = recipe, steps, loss_scale
+        self.recipe, self.steps = recipe, steps
         self.epochs: list[dict[str, float]] = []
         """The values logged in each epoch."""
         self.began = time.perf_counter()
@@ -60,6 +59,12 @@ class Classifier(L.LightningModule):
         logits: Tensor = self.network(images)
         return logits
 
+    def on_train_epoch_start(self) -> None:
+        """Tell the epoch to a criterion that changes with it."""
+        for module in self.criterion.modules():
+            if isinstance(module, DeferredReweighting):
+                module.set_epoch(self.current_epoch)
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Make all randomness of the step (dropout, noise) a function of seed and step."""
         self._seed_randomness("step")
@@ -69,7 +74,7 @@ class Classifier(L.LightningModule):
         self._seed_randomness("validation")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of a batch, times its scale."""
+        """The loss of a batch."""
         images, labels = batch
         images, others, own = self._mixed(images, labels)
         logits = self.network_in_training(images)
@@ -78,7 +83,7 @@ class Classifier(L.LightningModule):
             loss = own * loss + (1 - own) * self.criterion(logits, others)
         self.train_accuracy.update(logits.detach(), labels)
         self.train_loss.update(loss.detach().float())  # all batches have the same size
-        return loss * self.loss_scale
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracies of a batch."""

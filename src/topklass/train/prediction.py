@@ -92,7 +92,8 @@ def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:
     Cross-entropy trains a softmax, a loss for cosine scores one of scaled scores; the smooth loss
     weighs lists by exp(s / (kτ)). Other losses know no temperature: 1.
     """
-    criterion = build_loss(recipe.loss, recipe.k, torch.ones(classes), recipe.loss_options())
+    counts, options = torch.ones(classes), recipe.loss_options()
+    criterion = build_loss(recipe.loss, recipe.k, counts, options, match=recipe.match)
     method = "marginals" if loss_info(recipe.loss).takes_k else "softmax"
     temperature = 1.0
     if isinstance(criterion, SmoothTopKLoss):

@@ -22,7 +22,7 @@ NOISE: dict[str, Callable[..., Dataset]] = {
 
 
 def prepare_data(recipe: Recipe) -> Dataset:
-    """The data set of a recipe; validation and test labels are clean.
+    """The data set of a recipe; test labels are clean, validation labels unless it says otherwise.
 
     The order is: a validation set is held out, the training set becomes smaller or long-tailed,
     and then its labels noisy.
@@ -37,7 +37,8 @@ def prepare_data(recipe: Recipe) -> Dataset:
     if recipe.imbalance is not None:
         dataset = long_tail(dataset, recipe.imbalance, seed=recipe.seed)
     if recipe.noise:
-        dataset = NOISE[recipe.noise_kind](dataset, recipe.noise, recipe.seed)
+        add_noise = NOISE[recipe.noise_kind]
+        dataset = add_noise(dataset, recipe.noise, recipe.seed, validation=recipe.noisy_validation)
     return dataset
 
 

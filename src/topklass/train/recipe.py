@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import yaml
+from torch import Tensor, nn
 
+import topklass
 from topklass._files import write_whole
-from topklass.train.criterion import did_you_mean, loss_info, unknown_options
+from topklass.train.criterion import build_loss, did_you_mean, loss_info, unknown_options
 
 CHOICES = {
     "noise_kind": ("superclass", "block", "symmetric"),
@@ -27,12 +29,15 @@ CHOICES = {
 BOUNDS = (
     *((name, 1, inf) for name in ("k", "epochs", "batch_size", "crop", "devices", "nodes")),
     *((name, 0, inf) for name in ("workers", "pad", "cutout", "weight_decay", "momentum")),
-    *((name, 0, 1) for name in ("noise", "cutmix")),
+    *((name, 0, 1) for name in ("noise", "cutmix", "label_smoothing", "reweight_from")),
+    ("logit_adjustment", 0, inf),
     ("patience", 1, inf),
 )
 """Settings with a smallest and a largest value."""
 TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
 LOSS_OPTIONS = ("tau", "margin", "epsilon", "samples", "scale", "gamma", "first_guess")
+AROUND_LOSS = ("label_smoothing", "logit_adjustment", "reweight_from")
+"""Settings that change any loss."""
 DATA, NETWORK, LOSS, TRAINING, HARDWARE = "Data", "Network", "Loss", "Training", "Hardware"
 """Groups of settings, in the help of the command."""
 
@@ -54,6 +59,9 @@ class Recipe:
     noise: float = setting(DATA, "Probability that a training label is resampled.", 0.0)
     noise_kind: str = setting(
         DATA, "From which classes: superclass, block, or symmetric (all).", "superclass"
+    )
+    noisy_validation: bool = setting(
+        DATA, "Resample validation labels in the same way; test labels stay clean.", False
     )
     subset: int | None = setting(DATA, "Training images to keep, equally many per class.", None)
     imbalance: float | None = setting(
@@ -78,7 +86,7 @@ class Recipe:
     head: str = setting(NETWORK, "Last layer: linear, or cosine for margin losses.", "linear")
     pretrained: bool = setting(NETWORK, "Start from weights of ImageNet (downloaded).", False)
 
-    loss: str = setting(LOSS, "Name of a loss; see `topklass losses`.", "smooth")
+    loss: str = setting(LOSS, "Name of a loss; see `topklass losses`.", "short-list")
     k: int = setting(LOSS, "Length of the list, in the loss and the monitored accuracy.", 5)
     tau: float | None = setting(LOSS, "Temperature of the smooth loss.", None)
     margin: float | None = setting(
@@ -91,8 +99,17 @@ class Recipe:
     first_guess: float | None = setting(
         LOSS, "Weight of the top-1 term in top-k cross-entropy.", None
     )
-    match_gradient: bool = setting(
-        LOSS, "Scale the loss so that cross-entropy's learning rate fits it.", True
+    label_smoothing: float | None = setting(
+        LOSS, "Share of the target spread over all classes; the default is 0, or the loss's.", None
+    )
+    logit_adjustment: float | None = setting(
+        LOSS, "Add so many times the log of the class frequencies to the logits in training.", None
+    )
+    reweight_from: float | None = setting(
+        LOSS, "Weight classes by their counts after this share of the training.", None
+    )
+    match: bool = setting(
+        LOSS, "Take the smooth loss on the scale of cross-entropy: its learning rate fits.", True
     )
 
     epochs: int = setting(TRAINING, "Passes over the training images.", 30)
@@ -162,6 +179,23 @@ class Recipe:
         if wrong := unknown_options(self.loss, options):
             raise ValueError(f"the loss {self.loss!r} has no {wrong}")
         return options
+
+    def criterion(self, counts: Tensor) -> nn.Module:
+        """The loss for training samples of these class counts, with all that changes it."""
+        loss = build_loss(
+            self.loss,
+            self.k,
+            counts,
+            self.loss_options(),
+            label_smoothing=self.label_smoothing,
+            match=self.match,
+        )
+        if self.reweight_from is not None:
+            start = round(self.reweight_from * self.epochs)
+            loss = topklass.DeferredReweighting(loss, counts, start)
+        if self.logit_adjustment is not None:
+            loss = topklass.LogitAdjustment(loss, counts, self.logit_adjustment)
+        return loss
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
         """The same recipe with other values of some settings."""
