@@ -51,13 +51,13 @@ def settings(npz) -> list[str]:
 
 def test_train(monkeypatch, capsys, npz, tmp_path):
     folder = tmp_path / "run"
-    assert run(monkeypatch, "train", *settings(npz), "--run", str(folder), "--tau", "0.5") == 0
+    assert run(monkeypatch, "train", *settings(npz), "--run", str(folder), "--first-guess", "0.5") == 0
     output = capsys.readouterr().out
     assert "multiplied by 2" in output
     assert "epoch 2/2" in output
     assert "top-5" in output
     result = json.loads((folder / "result.json").read_text())
-    assert result["recipe"]["tau"] == 0.5
+    assert result["recipe"]["first_guess"] == 0.5
     assert result["test"]["micro"]["6"] == 1.0
 
 
@@ -92,7 +92,7 @@ def test_interrupted_and_resumed(monkeypatch, capsys, npz, tmp_path):
         (["--model", "convnte"], "convnet"),
         (["--k", "6"], "k=6 must be less than the 6 classes"),
         (["--data", "nowhere"], "nowhere"),
-        (["--gamma", "2"], "'smooth' has no gamma"),
+        (["--gamma", "2"], "'short-list' has no gamma"),
         (["--loss", "topk-cross-entropy", "--first-guess", "1"], "first_guess must be at least 0"),
         (["--resume"], "--resume needs --run"),
         (["--option", "classes"], "NAME=VALUE"),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoar
 
 @pytest.fixture
 def recipe(tmp_path):
-    return toy_recipe(tmp_path).with_changes({"epochs": 10, "patience": 1})
+    return toy_recipe(tmp_path).with_changes({"loss": "smooth", "epochs": 10, "patience": 1})
 
 
 def test_trials(recipe, tmp_path):

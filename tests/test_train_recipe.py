@@ -47,7 +47,7 @@ def test_numbers_of_yaml(tmp_path):
         ("patience: 0", "patience must be at least 1, got 0"),
         ("k: 0", "k must be at least 1"),
         ("gamma: 2", "'short-list' has no gamma; it takes first_guess"),
-        ("first_guess: 0.5", "'smooth' has no first_guess"),
+        ("{loss: noised, first_guess: 0.5}", "'noised' has no first_guess"),
         ("match: 1", "match must be true or false"),
         ("data: 3", "data must be a word"),
         ("k:", "k must be an integer, got None"),
@@ -78,7 +78,7 @@ def test_no_recipe(tmp_path):
 
 
 def test_changes():
-    recipe = Recipe().with_changes({"epochs": 2, "tau": "0.5"})
+    recipe = Recipe(loss="smooth").with_changes({"epochs": 2, "tau": "0.5"})
     assert recipe.epochs == 2
     assert recipe.loss_options() == {"tau": 0.5}
     assert asdict(Recipe())["epochs"] != 2

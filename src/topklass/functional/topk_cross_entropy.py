@@ -123,7 +123,8 @@ def length_weights(k: Lengths) -> dict[int, float]:
 
 def list_of(k: int, margin: float | Tensor) -> SmoothHinge:
     """The smooth loss that is 1/k of top-k cross-entropy: its scores are divided by kτ = 1."""
-    return SmoothHinge(k, 1 / k, margin / k)
+    exact = margin.double() if isinstance(margin, Tensor) else margin
+    return SmoothHinge(k, 1 / k, exact / k)
 
 
 @dataclass(frozen=True, eq=False)
