@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from experiments import peers
 from experiments.algorithms import smooth_topk_loss_uncentred
-from topklass import SmoothTopKLoss
+from topklass import SmoothTopKLoss, TopKCrossEntropyLoss
 from topklass._checks import check_count, check_temperature
 from topklass.functional import smooth_topk_loss
 from topklass.train.criterion import LossInfo
@@ -137,27 +137,65 @@ class CountedSmoothTopKLoss(CountedLoss):
         return smooth_topk_loss(scores, target, self.k, self.tau, reduction="none")
 
 
-class TimesK(nn.Module):
-    """A smooth loss times k: the slope of cross-entropy at equal scores, but not its curvature.
+class Times(nn.Module):
+    """A loss times a number.
 
     Args:
-        make: the loss, from k and its options.
-        k: length of the list.
-        options: of the loss.
+        loss: any.
+        factor: the number.
     """
 
-    def __init__(self, make: Callable[..., nn.Module], k: int = 5, **options: Any) -> None:
+    def __init__(self, loss: nn.Module, factor: float) -> None:
         super().__init__()
-        self.loss, self.k = make(k=k, **options), k
+        self.loss, self.factor = loss, factor
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss, times k."""
-        loss: Tensor = self.k * self.loss(input, target)
+        """The loss, times the number."""
+        loss: Tensor = self.factor * self.loss(input, target)
         return loss
 
 
+def times_k(loss: Callable[..., nn.Module], k: int = 5, **options: Any) -> Times:
+    """A smooth loss with the slope of cross-entropy at equal scores, but not its curvature."""
+    return Times(loss(k=k, **options), k)
+
+
+def times_k2tau(k: int = 5, tau: float = 1.0, **options: Any) -> Times:
+    """A smooth loss of which gradient descent moves s/(kτ) as it moves s of cross-entropy."""
+    return Times(SmoothTopKLoss(k, tau, **options), k * k * tau)
+
+
+class MovingShortList(TopKCrossEntropyLoss):
+    """A short-list loss whose weight of the first guess moves linearly during training.
+
+    Args:
+        k: length of the list.
+        first: weight of the first guess in the first epoch.
+        last: its weight after the last one.
+        label_smoothing: share of the target that is spread uniformly over all classes.
+        epochs: of the training.
+    """
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        first: float,
+        last: float,
+        label_smoothing: float = 0.1,
+        epochs: int = 40,
+    ) -> None:
+        super().__init__({1: first, k: 1 - first}, label_smoothing=label_smoothing)
+        self.length, self.first, self.last, self.epochs = k, first, last, epochs
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the weights of an epoch."""
+        share = self.first + (self.last - self.first) * min(1.0, epoch / self.epochs)
+        self.k = {1: share, self.length: 1 - share}
+
+
 def _smooth(loss: type[nn.Module], about: str, options: tuple[str, ...] = ("tau",)) -> LossInfo:
-    return LossInfo(loss, about, options, matched=partial(TimesK, loss))
+    return LossInfo(loss, about, options, matched=partial(times_k, loss))
 
 
 SUMMATION = _smooth(SummationTopKLoss, "smooth, by summation in float32")
@@ -165,4 +203,11 @@ CENTRED_SUMMATION = _smooth(CentredSummationTopKLoss, "the same, of centred scor
 PUBLISHED = _smooth(PublishedTopKLoss, "smooth, the published code")
 TOPKLASS = _smooth(CountedSmoothTopKLoss, "smooth, with the same counts")
 TIMES_K = _smooth(SmoothTopKLoss, "smooth, times k", ("tau", "margin"))
+TIMES_K2TAU = LossInfo(SmoothTopKLoss, "smooth, times k²τ", ("tau", "margin"), matched=times_k2tau)
+LIST_FIRST = LossInfo(
+    partial(MovingShortList, first=0.05, last=0.5), "short list, more and more of the first guess"
+)
+LIST_LAST = LossInfo(
+    partial(MovingShortList, first=0.5, last=0.05), "short list, less and less of the first guess"
+)
 """For recipes, as ``loss: experiments.study_losses:SUMMATION``."""

@@ -137,7 +137,7 @@ def topk_cross_entropy_oracle(
     scores: Tensor, label: int, k: int | Mapping[int, float], margin: float | Tensor = 0.0
 ) -> Tensor:
     """The share of lists that hold the label, each as probable as its scores are high."""
-    is_label = torch.arange(len(scores)) == label
+    is_label = (torch.arange(len(scores)) == label).to(scores.dtype)
     scores = scores - is_label * of_class(margin, label)
     lengths = k if isinstance(k, Mapping) else {k: 1.0}
     share = 0.0

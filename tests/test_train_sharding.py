@@ -60,6 +60,7 @@ def test_the_command(tmp_path):
         (folder / "val" / f"class {label}" / "0.png").unlink()
     arguments = f"--data {folder} --run {tmp_path / 'run'} --crop 12 --k 2 --epochs 2".split()
     more = ["--batch-size", "6", "--workers", "1", "--strategy", "fsdp", "--devices", "2"]
+    more += ["--loss", "smooth"]
     done = subprocess.run(
         [sys.executable, "-m", "topklass.cli", "train", *arguments, *more],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -68,7 +69,7 @@ def test_the_command(tmp_path):
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     assert "sync_dist" not in done.stderr.decode()
-    assert done.stdout.decode().count("is multiplied by") == 1
+    assert done.stdout.decode().count("on the scale of cross-entropy") == 1
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["test"]["micro"]["6"] == 1.0
 

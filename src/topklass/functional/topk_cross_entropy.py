@@ -123,8 +123,7 @@ def length_weights(k: Lengths) -> dict[int, float]:
 
 def list_of(k: int, margin: float | Tensor) -> SmoothHinge:
     """The smooth loss that is 1/k of top-k cross-entropy: its scores are divided by kτ = 1."""
-    exact = margin.double() if isinstance(margin, Tensor) else margin
-    return SmoothHinge(k, 1 / k, exact / k)
+    return SmoothHinge(k, 1 / k, margin / k)
 
 
 @dataclass(frozen=True, eq=False)

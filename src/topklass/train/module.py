@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
 from topklass.data import cutmix, generator
-from topklass.longtail import DeferredReweighting
 from topklass.metrics import TopKAccuracy
 from topklass.train.batches import Batch
 from topklass.train.recipe import Recipe
@@ -62,8 +61,9 @@ class Classifier(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Tell the epoch to a criterion that changes with it."""
         for module in self.criterion.modules():
-            if isinstance(module, DeferredReweighting):
-                module.set_epoch(self.current_epoch)
+            set_epoch = getattr(module, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self.current_epoch)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Make all randomness of the step (dropout, noise) a function of seed and step."""
