@@ -16,6 +16,8 @@ from topklass.train.statistics import Estimate, estimate
 METHOD = "method"
 EXACT_EXPECTATION = ("samples", 0)
 """The exact expectation, that is infinitely many noise vectors."""
+AXES = {"noise": "noise p", "epsilon": "ε", "samples": "noise vectors B", "k": "K", METHOD: ""}
+AXES |= {"subset": "training images", "tau": "τ", CASE: "data"}
 
 
 @dataclass(frozen=True)
@@ -120,3 +122,8 @@ def named(value: object, axis: str) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def named_axis(axis: str) -> str:
+    """The title of an axis."""
+    return AXES.get(axis, axis.replace("_", " "))

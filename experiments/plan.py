@@ -87,9 +87,10 @@ class Plan:
 
 
 TABLE_KEYS = {"title": True, "rows": True, "metrics": True, "columns": False, "where": False}
-TABLE_KEYS |= {"methods": False, "note": False}
+TABLE_KEYS |= {"methods": False, "note": False, "against": False, "beside": False}
 FIGURE_KEYS = {"file": True, "title": True, "x": False, "metric": False, "curve": False}
-FIGURE_KEYS |= {"where": False, "methods": False}
+FIGURE_KEYS |= {"where": False, "methods": False, "against": False, "metrics": False}
+DRAWN = {"x", "metric", "curve"}
 PUBLISHED_KEYS = {"source": True, "metric": True, "values": True, "where": False, "by": False}
 
 
@@ -197,10 +198,27 @@ def _check_parts(where: str, content: Settings) -> None:
             check_names(dict.fromkeys(given))
             for metric in each.get("metrics", [each["metric"]] if "metric" in each else []):
                 parse_metric(metric)
-            if kind == "figures" and ("x" in each, "metric" in each) != ("curve" not in each,) * 2:
-                raise ValueError(f"{place} must have x and metric, or a curve")
+            if "against" in each or "beside" in each:
+                _check_gains(place, each, kind, methods)
+            elif kind == "figures" and DRAWN & {*each} not in ({"x", "metric"}, {"curve"}):
+                raise ValueError(f"{place} must have x and metric, or a curve, or against")
             if each.get("curve", GRADIENT) not in (GRADIENT, *content.get("curves", [])):
                 raise ValueError(f"{place} draws {each['curve']!r}, which is not among curves")
+
+
+def _check_gains(where: str, part: Settings, kind: str, methods: Iterable[str]) -> None:
+    """Require what tables and figures of gains over a method need."""
+    beside = part.get("beside")
+    if beside is not None:
+        _check_keys(f"{where}, beside", beside, {"method": True, "metric": True})
+        parse_metric(beside["metric"])
+    named = [part.get("against"), *([] if beside is None else [beside["method"]])]
+    _check_named(where, "method", named, methods)
+    if kind == "figures":
+        if len(part.get("metrics", ())) != 2:
+            raise ValueError(f"{where} must have two metrics, across and up")
+    elif {"method", CASE} - {part["rows"], part.get("columns"), *part.get("where", {})}:
+        raise ValueError(f"{where} must have method and {CASE} in rows, columns or where")
 
 
 def _check_keys(where: str, given: Any, known: Mapping[str, bool]) -> None:

@@ -97,7 +97,8 @@ def test_a_search_goes_before_the_grids():
 def row(method, case, rate, right, seed=0):
     validation = {"1": 0.1, "2": right}
     settings = {"learning_rate": rate}
-    return dict(method=method, case=case, seed=seed, settings=settings, validation=validation)
+    where = {"method": method, "case": case, "seed": seed, "settings": settings}
+    return {**where, "validation": validation}
 
 
 def test_the_best_mean_over_cases_is_chosen():
