@@ -8,13 +8,16 @@ from math import inf
 from experiments.experiment import Record
 from experiments.grid import matches
 from experiments.metrics import value
-from experiments.plan import Plan, Settings
+from experiments.plan import CASE, RATE, Plan, Settings, listed
 from experiments.published import Published, published_numbers, quoted
+from experiments.search import searches
 from topklass.train.statistics import Estimate, estimate
 
 METHOD = "method"
 EXACT_EXPECTATION = ("samples", 0)
 """The exact expectation, that is infinitely many noise vectors."""
+AXES = {"noise": "noise p", "epsilon": "ε", "samples": "noise vectors B", "k": "K", METHOD: ""}
+AXES |= {"subset": "training images", "tau": "τ", CASE: "data"}
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,31 @@ class Results:
         self.plan, self.record = plan, record
         own_data = "data" in plan.presets[record["preset"]].settings
         self.numbers = [] if own_data else published_numbers(plan)
+        preset = record["preset"]
+        self.searched = searches(plan, preset)
+        grids = plan.presets[preset].grids
+        self.cases = [None, *(case for grid in grids for case in listed(grid.get(CASE, [])))]
 
     def settings(self, row: Settings) -> Settings:
-        """All settings of a row, with its method."""
+        """All settings of a row, with its method and case."""
         protocol = self.record["protocol"]
-        return {**protocol, **row["settings"], METHOD: row[METHOD]}
+        case = {CASE: row[CASE]} if CASE in row else {}
+        return {**protocol, **row["settings"], METHOD: row[METHOD], **case}
 
     def rows(self, where: Settings, kind: str = "rows") -> list[Settings]:
-        """The rows with these settings; ``kind="not_run"`` for those that are missing."""
-        return [row for row in self.record[kind] if matches(self.settings(row), where)]
+        """The rows with these settings; ``kind="not_run"`` for those that are missing.
+
+        Those that were only for the search of a learning rate are left out.
+        """
+        rows = [row for row in self.record[kind] if row.get(CASE) in self.cases]
+        if kind == "rows":
+            rows = [row for row in rows if self._has_chosen_rate(row)]
+        return [row for row in rows if matches(self.settings(row), where)]
+
+    def _has_chosen_rate(self, row: Settings) -> bool:
+        method = row[METHOD]
+        chosen = self.record.get("chosen", {}).get(method)
+        return method not in self.searched or self.settings(row)[RATE] == chosen
 
     def cell(self, where: Settings, metric: str) -> Cell:
         """All seeds of the runs with these settings."""
@@ -63,7 +82,7 @@ class Results:
         """What an axis of a table or figure runs over, in order.
 
         Args:
-            axis: a setting, or "method".
+            axis: a setting, "method" or "case".
             part: the table or figure, whose ``where`` and ``methods`` restrict it.
         """
         where = part.get("where", {})
@@ -79,6 +98,8 @@ class Results:
         if axis == METHOD:
             return [name for name in methods if any(each[METHOD] == name for each in chosen)]
         values = dict.fromkeys(each[axis] for each in chosen)
+        if axis == CASE:
+            return [case for case in self.plan.cases if case in values]
         return sorted(
             values,
             key=lambda each: inf if each is None or (axis, each) == EXACT_EXPECTATION else each,
@@ -101,3 +122,8 @@ def named(value: object, axis: str) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def named_axis(axis: str) -> str:
+    """The title of an axis."""
+    return AXES.get(axis, axis.replace("_", " "))

@@ -1,4 +1,4 @@
-"""Figures of a record: metrics against a setting with the papers' points, and curves by epoch."""
+"""Figures of a record: metrics by a setting with the papers' points, curves by epoch, gains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.cells import METHOD, Results, named
+from experiments.cells import METHOD, Results, named, named_axis
 from experiments.experiment import Record
+from experiments.gains_figure import gains_figure
 from experiments.metrics import GRADIENT, NON_ZERO
 from experiments.plan import Plan, Settings
-from experiments.tables import named_axis, title_of
+from experiments.tables import title_of
 from topklass.report.colours import COLOURS, MARKERS
 from topklass.report.svg import SETTINGS
 from topklass.train.statistics import Estimate, estimate
@@ -41,10 +42,16 @@ def draw_figures(plan: Plan, record: Record, folder: Path) -> list[Path]:
     files = []
     for part in plan.figures:
         with matplotlib.rc_context(LOOK):
-            figure = _curves(results, part) if "curve" in part else _against(results, part)
+            figure = _draw(results, part)
         if figure is not None:
             files += save(figure, folder, f"{plan.name}-{part['file']}")
     return files
+
+
+def _draw(results: Results, part: Settings) -> Figure | None:
+    if "against" in part:
+        return gains_figure(results, part)
+    return _curves(results, part) if "curve" in part else _metric(results, part)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -58,7 +65,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def _against(results: Results, part: Settings) -> Figure | None:
+def _metric(results: Results, part: Settings) -> Figure | None:
     """A metric against a setting; hollow points are the papers'."""
     axis, metric = part["x"], part["metric"]
     by_method = axis != METHOD

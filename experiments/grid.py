@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.plan import Plan, Settings, method_recipe
+from experiments.plan import CASE, RATE, Plan, Settings, case_settings, listed, method_recipe
+from experiments.search import search_grids, searches
 from topklass.train.finished import format_value
 from topklass.train.recipe import Recipe
 
@@ -27,6 +29,11 @@ class Planned:
     recipe: Recipe
     settings: Settings
     """Those in which the runs of the preset differ, without the seed."""
+    case: str | None = None
+    search: bool = False
+    """Whether the learning rate depends on it."""
+    waits: bool = False
+    """Whether its learning rate is not yet chosen; that of the recipe stands for it."""
 
     @property
     def row(self) -> Settings:
@@ -34,13 +41,16 @@ class Planned:
         return {
             "run": self.name,
             "method": self.method,
+            **({} if self.case is None else {CASE: self.case}),
             "seed": self.seed,
-            "settings": self.settings,
+            "settings": {n: v for n, v in self.settings.items() if n != RATE or not self.waits},
         }
 
 
-def planned_runs(plan: Plan, preset: str, data: Path | None = None) -> list[Planned]:
-    """All runs of a preset, in order of priority.
+def planned_runs(
+    plan: Plan, preset: str, data: Path | None = None, chosen: Mapping[str, float] | None = None
+) -> list[Planned]:
+    """All runs of a preset, in order of priority: those of the search, then those of the grids.
 
     A grid is the product of its lists: for each seed, each value of its settings, each method.
     Runs that would be the same are one: without noise, its kind does not matter.
@@ -49,25 +59,37 @@ def planned_runs(plan: Plan, preset: str, data: Path | None = None) -> list[Plan
         plan: of the experiment.
         preset: one of its protocols.
         data: where the data set is.
+        chosen: the learning rate of each method whose search is complete.
     """
-    found: dict[tuple[str, str], tuple[str, Recipe]] = {}
+    found: dict[tuple[str, str], Planned] = {}
     names: dict[str, str] = {}
-    for grid in plan.presets[preset].grids:
+    chosen, tried, searched = chosen or {}, searches(plan, preset), search_grids(plan, preset)
+    for number, grid in enumerate([*searched, *plan.presets[preset].grids]):
+        search = number < len(searched)
         axes = {name: each for name, each in grid.items() if name not in ("methods", "seeds")}
-        lists = [each if isinstance(each, list) else [each] for each in axes.values()]
+        lists = [listed(each) for each in axes.values()]
         methods = grid.get("methods", list(plan.methods))
         for seed, values, method in product(grid.get("seeds", [0]), product(*lists), methods):
-            settings = dict(zip(axes, values, strict=True))
+            axis = dict(zip(axes, values, strict=True))
+            case = axis.pop(CASE, None)
+            waits = not search and method in tried and method not in chosen
+            if not search and method in tried:
+                axis[RATE] = chosen.get(method, tried[method][RATE][0])
+            settings = {**case_settings(plan, preset, case), **axis}
             more = {**settings, "seed": seed, **({} if data is None else {"data": str(data)})}
             recipe = canonical(method_recipe(plan, preset, method, more))
-            name = run_name(method, {each: getattr(recipe, each) for each in settings}, seed)
+            shown = [each for each in settings if each != RATE or not waits]
+            name = run_name(method, {each: getattr(recipe, each) for each in shown}, seed)
             same = names.setdefault(repr(recipe), name)
-            found.setdefault((method, same), (method, recipe))
-    differing = _differing([recipe for _, recipe in found.values()])
-    return [
-        Planned(name, method, recipe.seed, recipe, _settings(recipe, differing))
-        for (_, name), (method, recipe) in found.items()
-    ]
+            run = Planned(same, method, seed, recipe, {}, case, search, waits)
+            earlier = found.setdefault((method, same), run)
+            if earlier.case != case:
+                raise ValueError(
+                    f"{plan.name}.yaml, preset {preset}: the cases {earlier.case!r} and {case!r} "
+                    "have the same settings: leave one out"
+                )
+    differing = _differing([run.recipe for run in found.values()])
+    return [replace(run, settings=_settings(run.recipe, differing)) for run in found.values()]
 
 
 def canonical(recipe: Recipe) -> Recipe:

@@ -10,13 +10,16 @@ GRADIENT = "gradient"
 NON_ZERO = "non-zero gradients"
 """Scores whose gradient is not 0 in the first epoch, mean over its images."""
 
+TESTS = {"test": "test", "last": "test_last"}
+"""Where rows have accuracies on test images."""
+
 
 class Metric(NamedTuple):
     """What is measured."""
 
     what: str
-    """"test", "ten-crop", "validation" (the best epoch), "training" (the last one) or ``NON_ZERO``.
-    """
+    """"test" (of the best epoch on validation images), "last" (test of the last one), "ten-crop",
+    "validation" (the best epoch), "training" (the last one) or ``NON_ZERO``."""
     average: str = "micro"
     k: int | None = None
     """Length of the list; None for that of the run."""
@@ -33,11 +36,13 @@ def parse_metric(text: str) -> Metric:
     """
     if text == NON_ZERO:
         return Metric(NON_ZERO)
-    found = re.fullmatch(r"(test|ten-crop|validation|training)( macro)? top-(k|\d+)", str(text))
-    if found is None or (found[2] and found[1] != "test"):
+    kinds = "|".join((*TESTS, "ten-crop", "validation", "training"))
+    found = re.fullmatch(rf"({kinds})( macro)? top-(k|\d+)", str(text))
+    if found is None or (found[2] and found[1] not in TESTS):
         raise ValueError(
-            f"unknown metric {text!r}: there are 'test top-5', 'test macro top-5', 'ten-crop "
-            f"top-5', 'validation top-5', 'training top-5', each also with top-k, and {NON_ZERO!r}"
+            f"unknown metric {text!r}: there are 'test top-5', 'last top-5', both also as 'test "
+            "macro top-5', 'ten-crop top-5', 'validation top-5', 'training top-5', each also with "
+            f"top-k, and {NON_ZERO!r}"
         )
     k = None if found[3] == "k" else int(found[3])
     return Metric(found[1], (found[2] or "micro").strip(), k)
@@ -56,8 +61,8 @@ def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
         return row["gradient"][0] * row["classes"] if row["gradient"] else None
     length = metric.k or k
     share: float | None
-    if metric.what == "test":
-        shares = row["test"][metric.average]
+    if metric.what in TESTS:
+        shares = row.get(TESTS[metric.what], {}).get(metric.average, [])
         share = shares[length - 1] if length <= len(shares) else None
     elif metric.what == "ten-crop":
         share = row["views"]["marginals"] if "views" in row and length == k else None

@@ -15,6 +15,7 @@ from topklass.train.criterion import did_you_mean
 from topklass.train.recipe import Recipe, check_names
 
 RECIPES = Path(__file__).parent / "recipes"
+CASE, RATE = "case", "learning_rate"
 Settings = dict[str, Any]
 
 
@@ -25,13 +26,18 @@ class Preset:
     Args:
         settings: of all its runs.
         grids: each names settings with the values to try, ``methods`` and ``seeds``; in order of
-            priority.
+            priority. ``case`` stands for the settings of a case.
         methods: what this protocol changes in methods.
+        cases: what this protocol changes in cases.
+        search: ``learning_rate``, ``cases`` and ``seeds`` to try before all grids, for all methods;
+            ``methods`` has what differs for one of them.
     """
 
     settings: Settings
     grids: list[Settings]
     methods: dict[str, Settings] = field(default_factory=dict)
+    cases: dict[str, Settings] = field(default_factory=dict)
+    search: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Plan:
         data: what it needs, unless a preset names its own data.
         always: settings of all runs.
         methods: settings by name; what is compared.
+        cases: settings by name; on what methods are compared. Several settings, one axis.
         presets: protocols by name.
         tables: what goes down, what across, which metrics.
         published: the papers' numbers, one for each table or column.
@@ -72,6 +79,7 @@ class Plan:
     methods: dict[str, Settings]
     presets: dict[str, Preset]
     tables: list[Settings]
+    cases: dict[str, Settings] = field(default_factory=dict)
     published: list[Settings] = field(default_factory=list)
     figures: list[Settings] = field(default_factory=list)
     curves: list[str] = field(default_factory=list)
@@ -79,9 +87,10 @@ class Plan:
 
 
 TABLE_KEYS = {"title": True, "rows": True, "metrics": True, "columns": False, "where": False}
-TABLE_KEYS |= {"methods": False, "note": False}
+TABLE_KEYS |= {"methods": False, "note": False, "against": False, "beside": False}
 FIGURE_KEYS = {"file": True, "title": True, "x": False, "metric": False, "curve": False}
-FIGURE_KEYS |= {"where": False, "methods": False}
+FIGURE_KEYS |= {"where": False, "methods": False, "against": False, "metrics": False}
+DRAWN = {"x", "metric", "curve"}
 PUBLISHED_KEYS = {"source": True, "metric": True, "values": True, "where": False, "by": False}
 
 
@@ -104,17 +113,18 @@ def parse_plan(name: str, text: str) -> Plan:
     except yaml.YAMLError as error:
         raise ValueError(f"{name}.yaml is not YAML: {error}") from error
     where = f"{name}.yaml"
-    known = {each: each not in ("published", "figures", "curves", "views") for each in FIELDS}
+    known = {each: each not in OPTIONAL for each in FIELDS}
     _check_keys(where, content, known)
     needed = {"name": True, "classes": True, "get": True, "test": False}
     _check_keys(f"{where}, data", content["data"], needed)
     presets = {
-        each: _preset(f"{where}, preset {each}", given, content["methods"])
+        each: _preset(f"{where}, preset {each}", given, content)
         for each, given in content["presets"].items()
     }
     if set(presets) != set(PRESETS):
         raise ValueError(f"{where} must have the presets {', '.join(PRESETS)}, got {[*presets]}")
-    settings = (content["always"], *content["methods"].values())
+    cases = content.setdefault("cases", {})
+    settings = (content["always"], *content["methods"].values(), *cases.values())
     for each in (*settings, *(preset.settings for preset in presets.values())):
         check_names(each)
     _check_parts(where, content)
@@ -124,18 +134,49 @@ def parse_plan(name: str, text: str) -> Plan:
 
 
 FIELDS = tuple(each for each in Plan.__dataclass_fields__ if each != "name")
+OPTIONAL = ("cases", "published", "figures", "curves", "views")
 
 
-def _preset(where: str, given: Any, methods: Mapping[str, Settings]) -> Preset:
-    _check_keys(where, given, {"settings": True, "grids": True, "methods": False})
-    preset = Preset(**given)
-    _check_methods(where, preset.methods, methods)
-    for settings in preset.methods.values():
+def _preset(where: str, given: Any, content: Settings) -> Preset:
+    keys = {each: each in ("settings", "grids") for each in Preset.__dataclass_fields__}
+    _check_keys(where, given, keys)
+    preset, methods, cases = Preset(**given), content["methods"], content.get("cases", {})
+    _check_named(where, "method", preset.methods, methods)
+    _check_named(where, "case", preset.cases, cases)
+    for settings in (*preset.methods.values(), *preset.cases.values()):
         check_names(settings)
     for grid in preset.grids:
-        _check_methods(where, grid.get("methods", ()), methods)
-        check_names({each: None for each in grid if each not in ("methods", "seeds")})
+        _check_named(where, "method", grid.get("methods", ()), methods)
+        _check_named(where, "case", listed(grid.get(CASE, [])), cases)
+        check_names({each: None for each in grid if each not in (CASE, "methods", "seeds")})
+        if preset.search and RATE in grid:
+            raise ValueError(f"{where} has a search for {RATE}: leave it out of the grids")
+    if preset.search:
+        _check_search(f"{where}, search", preset.search, methods, cases)
     return preset
+
+
+def _check_search(where: str, given: Any, methods: Iterable[str], cases: Iterable[str]) -> None:
+    _check_keys(where, given, {RATE: True, "cases": True, "seeds": False, "methods": False})
+    own = given.get("methods", {})
+    _check_named(where, "method", own, methods)
+    for name, each in own.items():
+        _check_keys(f"{where}, {name}", each, {RATE: False, "cases": False, "seeds": False})
+    for each in (given, *own.values()):
+        _check_named(where, "case", each.get("cases", ()), cases)
+        for key in (RATE, "cases", "seeds"):
+            if not isinstance(each.get(key, []), list):
+                raise ValueError(f"{where}: {key} must be a list, got {each[key]!r}")
+
+
+def listed(value: Any) -> list[Any]:
+    """A value of a grid as a list.
+
+    Example:
+        >>> listed(5), listed([1, 5])
+        ([5], [1, 5])
+    """
+    return value if isinstance(value, list) else [value]
 
 
 def _check_parts(where: str, content: Settings) -> None:
@@ -149,16 +190,35 @@ def _check_parts(where: str, content: Settings) -> None:
         for each in content.get(kind, []):
             place = f"{where}, {kind}, {each.get('title', each.get('source'))}"
             _check_keys(place, each, keys)
-            _check_methods(place, each.get("methods", each.get("values", ())), methods)
+            given = each.get("methods", each.get("values", ()))
+            _check_named(place, "method", given, methods)
             axes = [each.get(axis) for axis in ("rows", "columns", "x", "by")]
-            named = [axis for axis in axes if axis not in (None, "method")]
-            check_names(dict.fromkeys([*each.get("where", {}), *named]))
+            known = (None, "method", *([CASE] if content.get("cases") else []))
+            given = [axis for axis in (*axes, *each.get("where", {})) if axis not in known]
+            check_names(dict.fromkeys(given))
             for metric in each.get("metrics", [each["metric"]] if "metric" in each else []):
                 parse_metric(metric)
-            if kind == "figures" and ("x" in each, "metric" in each) != ("curve" not in each,) * 2:
-                raise ValueError(f"{place} must have x and metric, or a curve")
+            if "against" in each or "beside" in each:
+                _check_gains(place, each, kind, methods)
+            elif kind == "figures" and DRAWN & {*each} not in ({"x", "metric"}, {"curve"}):
+                raise ValueError(f"{place} must have x and metric, or a curve, or against")
             if each.get("curve", GRADIENT) not in (GRADIENT, *content.get("curves", [])):
                 raise ValueError(f"{place} draws {each['curve']!r}, which is not among curves")
+
+
+def _check_gains(where: str, part: Settings, kind: str, methods: Iterable[str]) -> None:
+    """Require what tables and figures of gains over a method need."""
+    beside = part.get("beside")
+    if beside is not None:
+        _check_keys(f"{where}, beside", beside, {"method": True, "metric": True})
+        parse_metric(beside["metric"])
+    named = [part.get("against"), *([] if beside is None else [beside["method"]])]
+    _check_named(where, "method", named, methods)
+    if kind == "figures":
+        if len(part.get("metrics", ())) != 2:
+            raise ValueError(f"{where} must have two metrics, across and up")
+    elif {"method", CASE} - {part["rows"], part.get("columns"), *part.get("where", {})}:
+        raise ValueError(f"{where} must have method and {CASE} in rows, columns or where")
 
 
 def _check_keys(where: str, given: Any, known: Mapping[str, bool]) -> None:
@@ -176,18 +236,25 @@ def _check_keys(where: str, given: Any, known: Mapping[str, bool]) -> None:
         raise ValueError(f"{where} lacks {', '.join(lacking)}")
 
 
-def _check_methods(where: str, given: Iterable[str], methods: Iterable[str]) -> None:
+def _check_named(where: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
-        if name not in methods:
-            hint = did_you_mean(str(name), methods)
-            raise ValueError(f"{where} names the method {name!r}, which is not there.{hint}")
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            raise ValueError(f"{where} names the {kind} {name!r}, which is not there.{hint}")
+
+
+def case_settings(plan: Plan, preset: str, case: str | None) -> Settings:
+    """What a case sets in a preset; nothing without a case."""
+    if case is None:
+        return {}
+    return {**plan.cases[case], **plan.presets[preset].cases.get(case, {})}
 
 
 def method_recipe(plan: Plan, preset: str, method: str, more: Settings) -> Recipe:
     """The recipe of a method, with settings of its own.
 
     What is more special counts: a preset over what is always so, a method over both, a preset's
-    change of the method over that, and a grid over all.
+    change of the method over that, and a case or a grid over all.
     """
     chosen = plan.presets[preset]
     layers = (

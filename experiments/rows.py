@@ -26,6 +26,7 @@ def row_of(run: Planned, folder: Path, curves: Iterable[str], views: bool) -> di
 
     Returns:
         What ``Planned.row`` has; ``test``: accuracies, micro and macro, for lists of 1, 2, …;
+        ``test_last``: the same by the weights of the last epoch, where the run measured it;
         ``validation``: the best of all epochs by length of the list; ``training``: that of the last
         epoch; ``gradient``: share of the scores with a gradient, by epoch; ``curves``; ``views``;
         ``classes``, ``epoch`` (of the checkpoint that was tested, the first is 1), ``epochs``,
@@ -55,6 +56,11 @@ def row_of(run: Planned, folder: Path, curves: Iterable[str], views: bool) -> di
         "commit": finished.result.get("commit", "unknown"),
         "images": finished.images,
     }
+    if "test_last" in finished.result:
+        row["test_last"] = {
+            average: [short(shares[str(k)]) for k in lengths]
+            for average, shares in finished.result["test_last"].items()
+        }
     if views:
         row["views"] = views_of(folder)
     return row

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from rich.table import Column, Table
 
-from experiments.cells import METHOD, Cell, Results, named
+from experiments.cells import Cell, Results, named, named_axis
 from experiments.experiment import Record
+from experiments.gains import ABOVE, BELOW, NOT_RUN, gains_table
 from experiments.metrics import NON_ZERO
 from experiments.plan import Plan, Settings
 from topklass.train.results_table import PLUS_MINUS
 from topklass.train.statistics import Estimate
 
-NOT_RUN = "not run"
-ABOVE, BELOW = "▲", "▼"
-"""Ours is above a published number, or below it."""
 SOURCE_MARKS = "abcdefgh"
-AXES = {"noise": "noise p", "epsilon": "ε", "samples": "noise vectors B", "k": "K", METHOD: ""}
-AXES |= {"subset": "training images", "tau": "τ"}
 
 
 def show_tables(plan: Plan, record: Record) -> list[Table]:
     """All tables of an experiment, but those of methods that the preset does not have."""
     results = Results(plan, record)
-    tables = [_table(results, part) for part in plan.tables]
+    tables = [
+        gains_table(results, part) if "against" in part else _table(results, part)
+        for part in plan.tables
+    ]
     return [table for table in tables if table.row_count and len(table.columns) > 1]
 
 
@@ -109,11 +108,6 @@ def gap(ours: float, paper: float) -> str:
     difference = round(ours - paper, 2)
     mark = ABOVE if difference > 0 else BELOW if difference < 0 else "="
     return f"{mark}\xa0{difference:+.2f}".replace("-", "−")
-
-
-def named_axis(axis: str) -> str:
-    """The title of an axis."""
-    return AXES.get(axis, axis.replace("_", " "))
 
 
 def title_of(metric: str) -> str:

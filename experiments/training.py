@@ -22,8 +22,9 @@ from experiments.experiment import (
 )
 from experiments.gradient_share import GradientShare
 from experiments.grid import NOT_RECORDED, Planned, plain, planned_runs, protocol_of
-from experiments.plan import DataNeeded, Plan, Settings
+from experiments.plan import CASE, RATE, DataNeeded, Plan, Settings, case_settings
 from experiments.rows import row_of
+from experiments.search import choose, search_table
 from experiments.tables import show_tables
 from topklass.data import load
 from topklass.train.details import digest
@@ -65,7 +66,6 @@ class TrainingExperiment(Experiment):
         else:
             images = check_data(self.plan.data, request.data)
             data = None if request.data is None else request.data.resolve()
-        runs = planned_runs(self.plan, preset, data)
         record = self.begin(preset, folder)
         for row in record["rows"]:
             if None not in (images, row["images"]) and images != row["images"]:
@@ -76,35 +76,50 @@ class TrainingExperiment(Experiment):
         rows = {(row["method"], row["run"]): row for row in record["rows"]}
 
         def keep(finished: Path) -> None:
-            for run in runs:
+            for run in self.fill(record, rows, data):
                 if run.name == finished.name:
-                    rows[run.method, run.name] = self.row(run, finished)
-            fill(record, runs, rows)
+                    rows[key(run)] = self.row(run, finished)
+            self.fill(record, rows, data)
             save_record(record, folder)
 
-        left = {folder / run.name: run.recipe for run in runs if key(run) not in rows}
-        for path in [path for path, recipe in left.items() if is_finished(path, recipe)]:
-            keep(path)
-            del left[path]
-        fill(record, runs, rows)
+        def left(search: bool) -> dict[Path, Recipe]:
+            runs = [run for run in self.fill(record, rows, data) if key(run) not in rows]
+            ready = [run for run in runs if run.search == search and not run.waits]
+            return {folder / run.name: run.recipe for run in ready}
+
+        for search in (True, False):
+            for path, recipe in left(search).items():
+                if is_finished(path, recipe):
+                    keep(path)
         save_record(record, folder)
-        request.say(f"{len(runs) - len(record['not_run'])} of {len(runs)} runs are done.")
-        left = dict(list(left.items())[: request.most])
-        if left and preset != "smoke" and not torch.cuda.is_available():
+        planned = len(self.fill(record, rows, data))
+        request.say(f"{planned - len(record['not_run'])} of {planned} runs are done.")
+        if record["not_run"] and preset != "smoke" and not torch.cuda.is_available():
             request.say("There is no GPU: a run may take days (--preset smoke takes seconds).")
-        if request.at_once > 1:
-            names = {path: path.name for path in left}
-            train_all(
-                left,
-                names,
-                at_once=request.at_once,
-                console=request.console,
-                finished=keep,
-                callbacks=[GradientShare()],
-            )
-        else:
-            train_in_turn(left, request, keep)
+        most, failed = request.most, []
+        for search in (True, False):  # the latter need the learning rates of the former
+            runs = dict(list(left(search).items())[:most])
+            most = None if most is None else most - len(runs)
+            try:
+                if runs:
+                    train_runs(runs, request, keep)
+            except ChildProcessError as error:
+                failed.append(str(error))
+        if failed:
+            raise ChildProcessError("; ".join(failed))
         return record
+
+    def fill(
+        self, record: Record, rows: dict[tuple[str, str], Record], data: Path | None = None
+    ) -> list[Planned]:
+        """Put rows into a record, with the learning rates that they choose; returns all runs."""
+        preset, chosen = record["preset"], {}
+        if self.plan.presets[preset].search:
+            chosen = choose(self.plan, preset, record["protocol"], rows.values())
+            record["chosen"] = chosen
+        runs = planned_runs(self.plan, preset, data, chosen)
+        fill(record, runs, rows)
+        return runs
 
     def row(self, run: Planned, finished: Path) -> Record:
         """The row of a finished run in the record."""
@@ -118,13 +133,15 @@ class TrainingExperiment(Experiment):
         rows = {}
         if path is not None and path.exists():
             rows = earlier_rows(path, runs, record, self.plan)
-        fill(record, runs, rows)
+            rows = earlier_rows(path, self.fill(record, rows), record, self.plan)
+        self.fill(record, rows)
         return record
 
     def show(self, record: Record) -> list[Table]:
         """Ours over seeds beside the papers' numbers."""
         check_rows(record, ROW)
-        return show_tables(self.plan, record)
+        searched = [search_table(self.plan, record)] if "chosen" in record else []
+        return [*show_tables(self.plan, record), *searched]
 
     def draw(self, record: Record, folder: Path) -> list[Path]:
         """Metrics against settings with the papers' points, and curves by epoch."""
@@ -160,6 +177,23 @@ def distinct(values: Iterable[str | None]) -> str:
         'a; b'
     """
     return "; ".join(dict.fromkeys(value for value in values if value is not None))
+
+
+def train_runs(
+    runs: Mapping[Path, Recipe], request: Request, keep: Callable[[Path], object]
+) -> None:
+    """Train one after another, or several at the same time."""
+    if request.at_once == 1:
+        train_in_turn(runs, request, keep)
+    else:
+        train_all(
+            runs,
+            {path: path.name for path in runs},
+            at_once=request.at_once,
+            console=request.console,
+            finished=keep,
+            callbacks=[GradientShare()],
+        )
 
 
 def train_in_turn(
@@ -205,7 +239,10 @@ def earlier_rows(
             "and others trained again"
         ) from error
     common = record["protocol"]
-    axes = {name for grid in plan.presets[record["preset"]].grids for name in grid}
+    preset = plan.presets[record["preset"]]
+    axes = {name for grid in preset.grids for name in grid}
+    axes |= {name for case in plan.cases for name in case_settings(plan, record["preset"], case)}
+    axes |= {RATE} if preset.search else set()
     same = {(run.method, run.seed, repr(recorded(plain(run.recipe)))): run for run in runs}
     rows = {}
     for row in old["rows"]:
@@ -220,6 +257,8 @@ def earlier_rows(
                 raise another_protocol(path, f"{name}: {least}")
         settings = {n: v for n, v in before.items() if n not in common or common[n] != v}
         made = {"versions": old["versions"], "images": None, **row}
+        if run is not None and run.case is not None:
+            made[CASE] = run.case  # it may have another name now
         rows[row["method"], name] = {**made, "run": name, "settings": settings}
     return rows
 

@@ -322,7 +322,11 @@ def test_names_of_runs():
         ("smoke: {settings", "smokey: {settings", "must have the presets"),
         ("metrics: [test top-2]", "metrics: [test top2]", "unknown metric 'test top2'"),
         ("rows: noise", "rows: noize", "a recipe has no 'noize'"),
-        ("x: noise, metric: test top-2", "x: noise", "must have x and metric, or a curve"),
+        (
+            "x: noise, metric: test top-2",
+            "x: noise",
+            "must have x and metric, or a curve, or against",
+        ),
         ("curve: train/top2", "curve: train/top3", "not among curves"),
         ("smooth: {0.5: 60.0", "smoth: {0.5: 60.0", "names the method 'smoth'"),
     ],

@@ -1,0 +1,204 @@
+"""Cases as an axis, and learning rates that are chosen by validation before the tables."""
+
+import json
+
+import numpy as np
+import pytest
+from case_plans import case_plan, case_text, write
+from toy_plans import cells
+
+from experiments import training as training_module
+from experiments.experiment import Request, load_record
+from experiments.grid import planned_runs
+from experiments.search import choose, search_table
+from experiments.training import TrainingExperiment
+from finished_runs import CLASSES
+
+SEARCHED = [
+    "cross-entropy,subset=12,learning_rate=0.1,seed=0",
+    "cross-entropy,subset=12,learning_rate=0.2,seed=0",
+    "cross-entropy,subset=12,noise=0.4,noise_kind=block,learning_rate=0.1,seed=0",
+    "cross-entropy,subset=12,noise=0.4,noise_kind=block,learning_rate=0.2,seed=0",
+    "smooth,imbalance=10,average=macro,learning_rate=0.1,seed=0",
+    "smooth,imbalance=10,average=macro,learning_rate=0.2,seed=0",
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    images = np.zeros((len(CLASSES), 8, 8), np.uint8)
+    labels = np.arange(len(CLASSES))
+    np.savez(tmp_path / "toys.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return tmp_path / "toys.npz"
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Training that takes no time; the names of runs, in order. A rate of 0.2 is better, but
+    for the smooth loss."""
+    order = []
+
+    def train(recipe, folder, **_):
+        order.append(folder.name)
+        better = (recipe.learning_rate == 0.2) != (recipe.loss == "smooth")
+        right = 0.5 + 0.2 * better + 0.1 * recipe.seed
+        write_run_in(folder, recipe, right)
+
+    def write_run_in(folder, recipe, right):
+        (run,) = [each for each in every() if each.name == folder.name]
+        write(folder.parent, run, right)
+        result = json.loads((folder / "result.json").read_text())
+        result["test_last"] = {
+            average: {str(k): k / 10 for k in range(1, 7)} for average in ("micro", "macro")
+        }
+        (folder / "result.json").write_text(json.dumps(result))
+
+    def every():
+        chosen = {"cross-entropy": 0.2, "smooth": 0.1}
+        found = planned_runs(case_plan(), "paper", tmp_path / "toys.npz", chosen)
+        return {run.name: run for run in found}.values()
+
+    monkeypatch.setattr(training_module, "train", train)
+    monkeypatch.setattr(training_module, "result_line", str)
+    return order
+
+
+def test_cases_are_bundles_of_settings():
+    runs = planned_runs(case_plan(), "paper")
+    assert [run.name for run in runs[:6]] == SEARCHED
+    by_case = {run.case: run.recipe for run in runs}
+    assert (by_case["clean"].subset, by_case["few"].subset) == (None, 12)
+    assert by_case["long tail"].average == "macro"
+    assert runs[0].row["case"] == "few"
+    text = case_text().replace(
+        "smoke: {settings:", "smoke: {cases: {clean: {subset: 7}}, settings:"
+    )
+    assert {run.recipe.subset for run in planned_runs(case_plan(text), "smoke")} == {7}
+
+
+def test_a_search_goes_before_the_grids():
+    plan = case_plan()
+    runs = planned_runs(plan, "paper")
+    assert [run.search for run in runs] == [True] * 6 + [False] * (len(runs) - 6)
+    waiting = [run.method for run in runs if run.waits]
+    assert set(waiting) == {"cross-entropy", "smooth"}
+    assert all("learning_rate" not in run.row["settings"] for run in runs if run.waits)
+    # clean and long tail, few; then clean and few: each of three methods, but what was searched
+    assert len(runs) == 6 + 3 * 3 + 2 * 3 - 2
+    chosen = planned_runs(plan, "paper", chosen={"cross-entropy": 0.2, "smooth": 0.1})
+    assert len(chosen) == len(runs)
+    assert not any(run.waits for run in chosen)
+    rates = {run.method: run.recipe.learning_rate for run in chosen if not run.search}
+    assert rates == {"cross-entropy": 0.2, "smooth": 0.1, "focal": 0.1}
+    some = planned_runs(plan, "paper", chosen={"smooth": 0.2})
+    assert {run.method for run in some if run.waits} == {"cross-entropy"}
+
+
+def row(method, case, rate, right, seed=0):
+    validation = {"1": 0.1, "2": right}
+    settings = {"learning_rate": rate}
+    where = {"method": method, "case": case, "seed": seed, "settings": settings}
+    return {**where, "validation": validation}
+
+
+def test_the_best_mean_over_cases_is_chosen():
+    rows = [
+        row("cross-entropy", "few", 0.1, 0.9),
+        row("cross-entropy", "few", 0.2, 0.5),
+        row("cross-entropy", "noisy, few", 0.1, 0.1),
+        row("smooth", "long tail", 0.1, 0.4),
+        row("smooth", "long tail", 0.2, 0.4),
+        row("cross-entropy", "noisy, few", 0.2, 0.99, seed=1),  # not a seed of the search
+        row("focal", "few", 0.1, 0.9),
+    ]
+    plan, protocol = case_plan(), {"k": 2}
+    assert choose(plan, "paper", protocol, rows) == {"smooth": 0.1}  # of equal ones the first
+    rows.append(row("cross-entropy", "noisy, few", 0.2, 0.6))
+    assert choose(plan, "paper", protocol, rows) == {"smooth": 0.1, "cross-entropy": 0.2}
+    rows[-1] = row("cross-entropy", "noisy, few", 0.2, 0.4)
+    assert choose(plan, "paper", protocol, rows)["cross-entropy"] == 0.1
+
+
+def test_all_runs_of_tables_have_the_chosen_rate(data, tmp_path, trained):
+    experiment = TrainingExperiment(case_plan())
+    record = experiment.run(Request("paper", tmp_path / "runs", data))
+    assert trained[:6] == SEARCHED
+    assert record["chosen"] == {"cross-entropy": 0.2, "smooth": 0.1}
+    assert len(trained) == len(set(trained)) == experiment.runs("paper") == len(record["rows"])
+    assert not record["not_run"]
+    assert trained[6] == "cross-entropy,learning_rate=0.2,seed=0"
+    shown = cells(experiment, record, 0)
+    # seeds 0 and 1 with the chosen rate alone, though 0.1 was tried, too
+    assert shown["few", "cross-entropy"] == ["75.00 ± 7.07 (2)"]
+    assert shown["long tail", "smooth"] == ["70.00 (1)"]
+    assert {case for case, _ in shown} == {"clean", "few", "long tail"}  # not that of the search
+    last = cells(experiment, record, 1)
+    assert last["smooth", "last top-2"] == ["20.00 ± 0.00 (2)"]
+    assert last["smooth", "last macro top-1"] == ["10.00 ± 0.00 (2)"]
+    rates = search_table(experiment.plan, record)
+    assert [list(column.cells) for column in rates.columns] == [
+        ["cross-entropy", "smooth"],
+        ["50.00", "70.00\xa0◀"],
+        ["70.00\xa0◀", "50.00"],
+    ]
+    again = experiment.run(Request("paper", tmp_path / "runs", data))
+    assert again == record
+    assert len(trained) == len(record["rows"])
+
+
+def test_a_search_in_parts(data, tmp_path, trained):
+    """The same runs in the same order; the record alone is enough to go on."""
+    experiment = TrainingExperiment(case_plan())
+    folders = [tmp_path / str(number) for number in range(5)]
+    for number, folder in enumerate(folders):
+        if number:
+            folder.mkdir()
+            text = (folders[number - 1] / "toy-paper.json").read_text()
+            (folder / "toy-paper.json").write_text(text)
+        record = experiment.run(Request("paper", folder, data, most=4))
+        if number == 0:
+            assert record["chosen"] == {"cross-entropy": 0.2}
+            assert set(cells(experiment, record, 0)["clean", "cross-entropy"]) == {"not run"}
+    whole = list(trained)
+    assert not record["not_run"]
+    trained.clear()
+    assert experiment.run(Request("paper", tmp_path / "whole", data))["rows"] == record["rows"]
+    assert trained == whole
+
+
+def test_a_failed_search_does_not_stop_other_methods(data, tmp_path, trained, monkeypatch):
+    train = training_module.train
+
+    def failing(recipe, folder, **more):
+        if folder.name == SEARCHED[0]:
+            raise RuntimeError("the disk is full")
+        train(recipe, folder, **more)
+
+    monkeypatch.setattr(training_module, "train", failing)
+    experiment = TrainingExperiment(case_plan())
+    with pytest.raises(ChildProcessError, match="1 of 6 runs failed"):
+        experiment.run(Request("paper", tmp_path / "runs", data))
+    record = load_record(tmp_path / "runs" / "toy-paper.json")
+    assert record["chosen"] == {"smooth": 0.1}
+    assert {each["method"] for each in record["not_run"]} == {"cross-entropy"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("few: {subset: 12}", "few: {subsett: 12}", "a recipe has no 'subsett'"),
+        ("case: [clean, few, long", "case: [clear, few, long", "case 'clear'.*mean 'clean'"),
+        ('cases: [few, "noisy', 'cases: [fw, "noisy', "search names the case 'fw'"),
+        ("{smooth: {cases", "{smoth: {cases", "search names the method 'smoth'"),
+        ("cases: [long tail]}", "case: [long tail]}", "search, smooth has 'case'"),
+        ("learning_rate: [0.1, 0.2]", "learning_rate: 0.1", "learning_rate must be a list"),
+        ("clean, few], seeds", "clean, few], learning_rate: 0.3, seeds", "leave it out of the gri"),
+        ("where: {case: few}", "where: {casus: few}", "a recipe has no 'casus'"),
+        ("few: {subset: 12}", "few: {noise: 0.0}", "'few' and 'clean' have the same"),
+    ],
+)
+def test_bad_cases_and_searches(old, new, message):
+    text = case_text()
+    assert old in text
+    with pytest.raises(ValueError, match=message):
+        planned_runs(case_plan(text.replace(old, new, 1)), "paper")
