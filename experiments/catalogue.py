@@ -15,6 +15,8 @@ BY_RECIPE = (
     "imagenet-subsets",
     "plantnet",
     "longtail",
+    "loss-search",
+    "learning-rates",
 )
 """Experiments that are a file in ``experiments/recipes`` and nothing else."""
 
