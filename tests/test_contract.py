@@ -305,29 +305,3 @@ def test_absent_class_in_smoothed_target(loss):
     value = loss(logits, target, **loss.arguments(), label_smoothing=0.1, reduction="none")
     assert value[0] == INF
     assert value[1].isfinite()
-
-
-# Not a number
-
-
-WHERE = [(loss, "label") for loss in LOSSES] + [
-    (loss, where) for loss in LOSSES if loss.smooth for where in ("rival", "among absent classes")
-]
-
-
-@pytest.mark.parametrize(("loss", "where"), WHERE, ids=lambda x: getattr(x, "name", x))
-@pytest.mark.parametrize(
-    ("k", "kind"), [(1, "indices"), (2, "probabilities"), (13, "indices"), (13, "probabilities")]
-)
-def test_nan_propagates(loss, where, k, kind):
-    """Wherever it is; a hinge sees the label and some of its rivals only."""
-    classes = k + 3
-    logits, _ = problem((2, classes))
-    if where == "among absent classes":
-        logits[0, 1:] = -INF
-    logits[0, 0 if where == "label" else -1] = math.nan
-    target = torch.tensor([0, 1])
-    if kind == "probabilities":
-        target = F.one_hot(target, classes).double()
-    value = loss(logits, target, **loss.arguments(classes, k), reduction="none")
-    assert value.isnan().tolist() == [True, False]

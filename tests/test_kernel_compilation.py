@@ -269,8 +269,8 @@ def test_noised_operator(capability, samples, launches, tmp_path):
     from topklass.kernels.noised.launch import noised_topk, noised_topk_gradient
 
     logits = scores(8, 1000, fp32)
-    value, chosen = noised_topk(logits, 5, 1.0, samples, None)
-    noised_topk_gradient(torch.empty_like(value), logits, chosen)
+    value, saved = noised_topk(logits, 5, 1.0, samples, None)
+    noised_topk_gradient(torch.empty_like(value), logits, saved)
     check(launches, capability, tmp_path)
 
 

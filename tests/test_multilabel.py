@@ -185,11 +185,15 @@ def test_absent_positive_among_few_negatives(k, dtype):
 @every_kind
 @pytest.mark.parametrize("place", [0, 1])
 def test_nan_propagates(kind, place):
-    """A positive's or a negative's."""
+    """A positive's or a negative's, to the gradient of its row."""
     scores = scores_of(4, C)
     scores[0, place] = math.nan
-    value = multilabel_smooth_topk_loss(scores, as_target(kind), 2, reduction="none")
+    value, gradient = value_and_gradient(
+        multilabel_smooth_topk_loss, scores, as_target(kind), 2, reduction="none"
+    )
     assert value.isnan().tolist() == [True, False, False, False]
+    assert gradient[0].isnan().all()
+    assert gradient[1:].isfinite().all()
 
 
 @every_kind
@@ -314,6 +318,7 @@ def test_one_sample_without_a_batch(kind):
         ((4, C, 2), torch.ones(4, C, 2, dtype=torch.bool), ValueError, "flatten"),
         ((4, C), torch.full((4, 2), C), IndexError, "from 0 to 6.*got 7"),
         ((4, C), torch.full((4, 2), -1), IndexError, "ignore_index=-100, got -1"),
+        ((4, 1), torch.ones(4, 1), ValueError, "at least two classes, got 1"),
     ],
 )
 def test_bad_target(shape, target, error, message):

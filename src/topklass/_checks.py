@@ -158,6 +158,12 @@ def labels_in_range(labels: Tensor, classes: int, ignore_index: int) -> bool:
 def check_k(k: int, logits: Tensor, dim: int = 1) -> int:
     """Require logits and 1 ≤ k ≤ C − 1: room for a class outside the list; return C."""
     classes = check_logits(logits, dim)
+    if classes < 2:
+        raise ValueError(
+            f"logits must have at least two classes, got {classes} in dimension "
+            f"{class_dimension(logits, dim)} of shape {tuple(logits.shape)} (one class needs no "
+            f"classifier; are the classes in another dimension?)"
+        )
     check_count("k", k, classes - 1, f"one less than the {classes} classes")
     return classes
 

@@ -1,6 +1,7 @@
 """How a call is observed and differentiated: the only file that asks PyTorch's internals."""
 
 from collections.abc import Callable
+from math import nan
 
 import torch
 from torch import Tensor, nn
@@ -67,3 +68,18 @@ def plain_backward(function: Callable[[Tensor], Tensor], scores: Tensor, grad: T
         value = function(leaf)
     (result,) = torch.autograd.grad(value, leaf, grad, create_graph=again)
     return result
+
+
+def spread_nan(scores: Tensor) -> Tensor:
+    """(R, n) scores, NaN throughout where a row has one, and so is its gradient.
+
+    That is cross-entropy's gradient. The loss of a row may depend on few of its scores, and would
+    give a network that has become NaN a finite gradient. Where values may be read, rows without
+    NaN cost one look at them.
+    """
+    if scores.shape[1] == 0:
+        return scores
+    spoilt = scores.detach().amax(1, keepdim=True).isnan()
+    if can_read_values(scores) and not bool(spoilt.any()):
+        return scores
+    return scores * torch.ones_like(spoilt, dtype=scores.dtype).masked_fill(spoilt, nan)

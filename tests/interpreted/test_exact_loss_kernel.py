@@ -92,17 +92,24 @@ def test_absent_classes_and_labels():
 
 
 def test_nan_spoils_its_row_only():
-    """The gradient there is that of the label alone; the reference's is not a number."""
-    logits = some_logits(4)
+    """Its loss and its whole gradient, also where the class has weight 0; ignored it has none."""
+    logits = some_logits(6)
     logits[1, 7] = nan
     logits[2, 7], logits[2, 5] = nan, -inf  # an absent label
-    target = torch.tensor([0, 3, 5, 5])
-    loss, gradient = value_and_gradient("kernel", logits, target, reduction="none")
-    assert loss.isnan().tolist() == [False, True, True, False]
-    plain, plain_gradient = value_and_gradient("reference", logits, target, reduction="none")
+    logits[3, 1] = nan  # the label
+    logits[4, 0] = nan
+    target, weight = torch.tensor([0, 3, 5, 1, -100, 5]), torch.ones(N)
+    weight[3] = 0
+    spoilt = torch.tensor([False, True, True, True, False, False])
+    loss, gradient = value_and_gradient("kernel", logits, target, reduction="none", weight=weight)
+    plain, plain_gradient = value_and_gradient(
+        "reference", logits, target, reduction="none", weight=weight
+    )
+    assert torch.equal(loss.isnan(), spoilt)
     torch.testing.assert_close(loss, plain, equal_nan=True)
-    torch.testing.assert_close(gradient[::3], plain_gradient[::3], rtol=1e-5, atol=5e-6)
-    assert gradient[1].nonzero().tolist() == [[3]]
+    assert gradient[spoilt].isnan().all()
+    assert not gradient[4].any()
+    torch.testing.assert_close(gradient[::5], plain_gradient[::5], rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.slow

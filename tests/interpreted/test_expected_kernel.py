@@ -107,7 +107,8 @@ def test_infinite_scores_and_nan():
     value, gradient = value_and_gradient("kernel", scores, 2)
     exact, shares = value_and_gradient("reference", scores, 2)
     torch.testing.assert_close(value, exact, equal_nan=True)
-    torch.testing.assert_close(gradient, shares, rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, shares, rtol=0, atol=1e-6, equal_nan=True)
+    assert gradient[2].isnan().all()
 
 
 @pytest.mark.parametrize("epsilon", [1e-30, 1e-6])

@@ -158,16 +158,42 @@ def test_nan_absent_and_ignored(n):
         lambda s: noised_topk_loss(s, target, 2, reduction="none"), scores
     )
     assert loss[0].isfinite()
+    assert gradient[0].isfinite().all()
     assert loss[1].isnan()
+    assert gradient[1].isnan().all()
     assert loss[2] == 0
     assert torch.equal(gradient[2], torch.zeros(n))
     assert loss[3] == math.inf
     scores[3, n - 1] = math.nan  # besides an absent label
-    spoilt, _ = value_and_gradient(
+    spoilt, spoilt_gradient = value_and_gradient(
         lambda s: noised_topk_loss(s, target, 2, reduction="none"), scores
     )
     assert spoilt[3].isnan()
+    assert spoilt_gradient[3].isnan().all()
     assert (gradient[4, scores[4] == -math.inf] <= 0).all()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_nan_of_one_row(reduction):
+    """The gradients of all others are as before, also where the class of that row has weight 0."""
+    scores, target, weight = torch.randn(9, 300), torch.arange(9), torch.ones(300)
+    weight[8] = 0
+    options = {"k": 2, "epsilon": 0.0, "reduction": reduction, "weight": weight}
+    _, before = value_and_gradient(lambda s: noised_topk_loss(s, target, **options), scores)
+    scores[8, 299] = math.nan
+    loss, gradient = value_and_gradient(lambda s: noised_topk_loss(s, target, **options), scores)
+    assert loss.isnan()
+    assert gradient[8].isnan().all()
+    torch.testing.assert_close(gradient[:8], before[:8])
+
+
+def test_nan_of_the_operator():
+    scores = torch.randn(3, 9)
+    scores[1, 4] = math.nan
+    value, gradient = value_and_gradient(lambda s: topklass.noised_topk(s, 2), scores)
+    assert value.isnan().tolist() == [False, True, False]
+    assert gradient.isnan().all(1).tolist() == [False, True, False]
+    torch.testing.assert_close(gradient[::2].sum(1), torch.ones(2))
 
 
 def test_fewer_than_k_present():

@@ -22,7 +22,12 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
-from topklass._transforms import is_differentiated, needs_plain_backward, plain_backward
+from topklass._transforms import (
+    is_differentiated,
+    needs_plain_backward,
+    plain_backward,
+    spread_nan,
+)
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows
@@ -139,6 +144,7 @@ class _KernelLoss(torch.autograd.Function):
 
 def _reference(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
     """The reduced loss in plain PyTorch."""
+    scores = spread_nan(scores)
     losses, total = (_with_probabilities if targets.is_floating_point() else _with_indices)(
         loss, scores, targets, options
     )

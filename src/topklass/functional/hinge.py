@@ -1,7 +1,7 @@
 """The top-k hinge losses: plain, convex and calibrated."""
 
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf
 
 import torch
 from torch import Tensor
@@ -178,7 +178,8 @@ class ConvexTopKHinge(RowLoss):
         leaders = top[:, : k - 1].sum(1, keepdim=True)
         others = torch.where(leads, leaders + top[:, k - 1 : k] - label, leaders) + (k - 1) * m
         largest = (others + torch.maximum(rival + m, label)) / k
-        loss = (largest - label).relu().masked_fill(rival == -inf, 0.0)
+        certain = (rival == -inf) | ((rival < inf) & (label == inf))
+        loss = (largest - label).relu().masked_fill(certain, 0.0)
         return loss.masked_fill(label == -inf, inf)
 
 
@@ -192,9 +193,8 @@ class CalibratedTopKHinge(RowLoss):
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
         top = scores.topk(self.k + 1, dim=1).values
-        rival = top[:, self.k :].masked_fill(top[:, :1].isnan(), nan)
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
-        return hinge(margin, rival, label)
+        return hinge(margin, top[:, self.k :], label)
 
 
 def hinge(margin: float | Tensor, rival: Tensor, label: Tensor) -> Tensor:
@@ -212,6 +212,5 @@ def _top_and_membership(scores: Tensor, labels: Tensor | None, k: int) -> tuple[
 
 
 def _kth_rival(top: Tensor, leads: Tensor) -> Tensor:
-    """The k-th largest score besides the label; NaN in a row with NaN, which sorts first."""
-    rival = torch.where(leads, top[:, -1:], top[:, -2:-1])
-    return rival.masked_fill(top[:, :1].isnan(), nan)
+    """The k-th largest score besides the label."""
+    return torch.where(leads, top[:, -1:], top[:, -2:-1])

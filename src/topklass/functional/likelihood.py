@@ -6,7 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from topklass._checks import Options, check_k, check_logits, check_margin, check_number
+from topklass._checks import Options, check_logits, check_margin, check_number
 from topklass.functional._contract import RowLoss, classification_loss, of_label, working
 from topklass.functional.smooth import SmoothHinge
 
@@ -52,9 +52,12 @@ def ldam_loss(
         >>> ldam_loss(cosines, torch.tensor([0]), margins, scale=10.0)
         tensor(0.0009)
     """
-    check_margin(margin, check_k(1, logits, dim))
+    classes = check_logits(logits, dim)
+    check_margin(margin, classes)
     check_number("scale", scale, positive=True)
     options = Options(weight, ignore_index, reduction, label_smoothing)
+    if classes < 2:  # certain by any margin: cross-entropy
+        return classification_loss(Focal(0.0), logits, target, dim, options)
     smooth = SmoothHinge(1, 1 / scale, margin)
     return classification_loss(smooth, logits, target, dim, options, factor=scale)
 

@@ -17,7 +17,7 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
-from topklass._transforms import can_read_values, is_differentiated
+from topklass._transforms import can_read_values, is_differentiated, spread_nan
 from topklass.functional._contract import (
     margin_of_label,
     of_label,
@@ -86,7 +86,7 @@ def multilabel_smooth_topk_loss(
     check_options(Options(weight, ignore_index, reduction), classes)
     weight = None if weight is None else working(weight)
     _check_target(logits, target)
-    scores = to_rows(logits, -1)
+    scores = spread_nan(to_rows(logits, -1))
     labels, counted, positive = _positives(scores, target, ignore_index)
 
     def row_loss(scores: Tensor, counted: Tensor, positive: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ class _KernelNoisedTopK(torch.autograd.Function):
         samples: int,
         generator: torch.Generator | None,
     ) -> Tensor:
-        value, chosen = kernel.noised_topk(scores, k, epsilon, samples, generator)
-        ctx.save_for_backward(scores, chosen)
+        value, saved = kernel.noised_topk(scores, k, epsilon, samples, generator)
+        ctx.save_for_backward(scores, *saved)
         ctx.kernel = kernel
         result: Tensor = value
         return result
@@ -110,11 +110,11 @@ class _KernelNoisedTopK(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = gradients
-        scores, chosen = ctx.saved_tensors
+        scores, *saved = ctx.saved_tensors
         if needs_plain_backward(grad):
             ones = scores.new_ones(len(scores), dtype=torch.float32)
-            whole = ctx.kernel.noised_topk_gradient(ones, scores, chosen)
+            whole = ctx.kernel.noised_topk_gradient(ones, scores, saved)
             result = noised.first_order_only(whole * grad.unsqueeze(-1).to(whole.dtype), scores)
         else:
-            result = ctx.kernel.noised_topk_gradient(grad, scores, chosen)
+            result = ctx.kernel.noised_topk_gradient(grad, scores, saved)
         return result, None, None, None, None, None

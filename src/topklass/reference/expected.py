@@ -12,13 +12,13 @@ more than ``always`` above a threshold is always above it.
 """
 
 from functools import partial
-from math import inf, nan, sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topklass._transforms import can_read_values
+from topklass._transforms import can_read_values, spread_nan
 from topklass.reference.poisson_binomial import fewer_than
 from topklass.reference.row_blocks import by_rows
 
@@ -47,8 +47,9 @@ SECTIONS, ROUNDS = 8, 3
 
 def expected_topk(rows: Tensor, k: int, epsilon: float) -> Tensor:
     """The expected k-th largest of (R, n) scores under noise of size ε, (R)."""
+    rows = spread_nan(rows)
     heads, places = rows.topk(k, dim=1)
-    kth = heads[:, -1:].masked_fill(heads[:, :1].isnan(), nan)
+    kth = heads[:, -1:]
     if epsilon == 0 or rows.numel() == 0:
         return kth.squeeze(1)
     known = kth.detach().isfinite()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._transforms import is_traced
+from topklass._transforms import is_traced, spread_nan
 
 
 def noised_topk(
@@ -20,6 +20,7 @@ def noised_topk(
 
     Noise that is drawn needs no tensor larger than the scores.
     """
+    scores = spread_nan(scores)
     with torch.no_grad():
         chosen = [
             _kth_perturbed(scores, k, epsilon, None if noise is None else noise[..., b], generator)
@@ -43,6 +44,7 @@ def _kth_perturbed(
     shift = epsilon * noise.to(scores.dtype)
     top, places = (scores + shift).topk(k, dim=-1)
     last = places[..., -1:]
+    # NaN sorts first, also that of noise which was given
     return last, shift.gather(-1, last).masked_fill(top[..., :1].isnan(), float("nan"))
 
 

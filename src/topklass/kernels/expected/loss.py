@@ -121,7 +121,8 @@ def expected_kernel(
     """The expected k-th largest of every ``programs``-th row; with labels the loss.
 
     The gradient, not yet divided by the weight of all rows, goes to the candidates and the label;
-    it is 0 before. Each program has room for ``size`` coefficients.
+    it is 0 before. In a row with NaN it is NaN throughout. Each program has room for ``size``
+    coefficients.
     """
     ALIGNED: tl.constexpr = TILE.aligned
     hinge = Hinge(
@@ -139,7 +140,7 @@ def expected_kernel(
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         line = problem.scores + tl.cast(row, tl.int64) * tl.cast(stride, tl.int64)
         top, known, found, t, weight = row_top(line, columns, numbers, memory, TILE)
-        slope = 1.0
+        slope = tl.where(top == top, 1.0, float("nan"))
         if problem.labels is not None:
             loss, share, slope, label, legal = hinge_loss(problem, line, row, columns, top, hinge)
             all_losses += loss
@@ -159,6 +160,11 @@ def expected_kernel(
                 of_label = tl.load(out + label, legal, 0.0)
                 tl.debug_barrier()
                 tl.store(out + label, of_label - slope, legal)
+            if slope != slope:
+                tl.debug_barrier()
+                for begin in range(0, columns, TILE.block):
+                    column = begin + tl.arange(0, TILE.block)
+                    tl.store(out + column, float("nan"), column < columns)
         tl.debug_barrier()
     if problem.labels is not None and TILE.reduction != "none":
         partials = outputs.buffer + 1

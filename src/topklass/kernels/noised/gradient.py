@@ -7,14 +7,27 @@ import triton.language as tl
 
 ROWS = tl.constexpr(8)
 """Rows of a tile."""
+BLOCK = tl.constexpr(128)
+"""Columns that are filled together."""
 
 
 class Kept(NamedTuple):
-    """What the forward pass leaves; the operator has chosen classes alone."""
+    """What the forward pass leaves; the operator has no buffer."""
 
     chosen: Any
     slopes: Any
     buffer: Any
+
+
+@triton.jit
+def fill_with_nan(gradient, spoilt, columns):
+    """Fill the rows of a gradient, pointers (R), that are spoilt, if there are any."""
+    if tl.max(spoilt.to(tl.int32), 0) > 0:
+        tl.debug_barrier()
+        for begin in range(0, columns, BLOCK):
+            column = begin + tl.arange(0, BLOCK)[None, :]
+            there = spoilt[:, None] & (column < columns)
+            tl.store(gradient[:, None] + column, float("nan"), there)
 
 
 @triton.jit(
@@ -33,7 +46,10 @@ def noised_gradient_kernel(
     SAMPLES: tl.constexpr,
     MEAN: tl.constexpr,
 ):
-    """Write the shares of the chosen classes, and −1 for the label, into a gradient of zeros."""
+    """Write the shares of the chosen classes, and −1 for the label, into a gradient of zeros.
+
+    A row whose slope is NaN becomes NaN throughout.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     sample = tl.arange(0, SAMPLES)[None, :]
@@ -44,11 +60,11 @@ def noised_gradient_kernel(
     for b in range(samples):
         count += (place == tl.load(line + b, inside, -2)[:, None]).to(tl.float32)
     scale = tl.load(outgoing + row * outgoing_stride, inside, 0.0).to(tl.float32)
+    slope = tl.load(kept.slopes + row, inside, 0.0)
+    if MEAN:
+        scale = scale / tl.load(kept.buffer).to(tl.float32)
+    scale = tl.where(slope == 0, 0.0, scale * slope)
     if labels is not None:
-        slope = tl.load(kept.slopes + row, inside, 0.0)
-        if MEAN:
-            scale = scale / tl.load(kept.buffer).to(tl.float32)
-        scale = tl.where(slope == 0, 0.0, scale * slope)
         label = tl.load(labels + row, inside, -1)
         hits = tl.sum((used & (place == label[:, None])).to(tl.float32), 1)
         legal = inside & (label >= 0) & (label < columns) & (scale != 0)
@@ -56,3 +72,4 @@ def noised_gradient_kernel(
         used = used & (place != label[:, None])
     out = gradient + row[:, None] * columns + place
     tl.store(out, scale[:, None] * count / samples, used & (place >= 0))
+    fill_with_nan(gradient + row * columns, slope != slope, columns)

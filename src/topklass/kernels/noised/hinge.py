@@ -18,8 +18,8 @@ class Hinge(NamedTuple):
 def hinge_loss(problem, line, row, columns, rival, hinge):
     """``(scale·(margin + rival − label))_+`` of a row with its weight; NaN if the label is none.
 
-    Returns the loss, its weight, its slope (that of the rival, and minus that of the label), the
-    label, and whether that is a class.
+    Returns the loss, its weight, its slope (that of the rival, and minus that of the label; NaN if
+    the loss is), the label, and whether that is a class.
     """
     label = tl.load(problem.labels + row)
     counted = label != hinge.ignore_index
@@ -39,4 +39,5 @@ def hinge_loss(problem, line, row, columns, rival, hinge):
     value = tl.where(gap <= 0, 0.0, hinge.scale * gap)  # NaN stays
     loss = tl.where(counted, value * weight, 0.0)
     slope = tl.where((gap <= 0) | both_absent, 0.0, hinge.scale * weight)
+    slope = tl.where(counted & (gap != gap), float("nan"), slope)
     return loss, weight, slope, label, legal

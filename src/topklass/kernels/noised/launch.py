@@ -221,17 +221,18 @@ def backward(
 
 def noised_topk(
     scores: Tensor, k: int, epsilon: float, samples: int, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """The average k-th largest noised score of (R, n) scores, (R), and its classes."""
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The average k-th largest noised score of (R, n) scores, (R); and what the gradient needs."""
     seed = draw_seed(scores, generator)
     sampled = Sampled(int(k), float(epsilon), int(samples))
-    value, chosen, _, _ = choose(rows_of(scores), seed, sampled, 0, "none", shared_counter(scores))
-    return value, chosen
+    counter = shared_counter(scores)
+    value, chosen, slopes, _ = choose(rows_of(scores), seed, sampled, 0, "none", counter)
+    return value, (chosen, slopes)
 
 
-def noised_topk_gradient(outgoing: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+def noised_topk_gradient(outgoing: Tensor, scores: Tensor, saved: tuple[Tensor, ...]) -> Tensor:
     """The gradient (R, n) of the noised top-k, scaled by the outgoing one, (R)."""
-    return shares(outgoing, scores, None, (chosen, None, None), False)
+    return shares(outgoing, scores, None, (*saved, None), False)
 
 
 # The same for torch.compile and torch.export, which do not look inside custom operators.

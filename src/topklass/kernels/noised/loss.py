@@ -63,7 +63,7 @@ class Work(NamedTuple):
     chosen: Any
     """(R, samples), the class that was the k-th largest."""
     slopes: Any
-    """(R), of the loss by the noised k-th largest score."""
+    """(R), of the loss by the noised k-th largest score; NaN in a row with NaN."""
 
 
 class Noise(NamedTuple):
@@ -208,15 +208,16 @@ def noised_kernel(
         tl.store(work.chosen + tl.cast(row, tl.int64) * samples + sample, place, used)
         top = tl.sum(tl.where(used, as_score(least), 0.0), 0) / samples
         top = tl.where(spoilt > 0, float("nan"), top)
+        slope = tl.where(spoilt > 0, float("nan"), 1.0)
         if problem.labels is not None:
             loss, weight, slope, _, _ = hinge_loss(problem, line, row, columns, top, hinge)
-            tl.store(work.slopes + row, slope)
             if TILE.reduction == "none":
                 tl.store(outputs.result + row, loss)
             all_losses += loss
             all_weights += weight
         else:
             tl.store(outputs.result + row, top)
+        tl.store(work.slopes + row, slope)
     if TILE.reduction != "none":
         partials = outputs.buffer + 1
         add_up(outputs, partials, all_losses, all_weights, TILE)
