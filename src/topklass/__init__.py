@@ -15,6 +15,7 @@ from topklass.functional import topk_accuracy
 from topklass.longtail import (
     CosineClassifier,
     DeferredReweighting,
+    LogitAdjustment,
     class_margins,
     class_weights,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "DeferredReweighting",
     "FocalLoss",
     "LDAMLoss",
+    "LogitAdjustment",
     "MultiLabelSmoothTopKLoss",
     "NoisedTopKLoss",
     "ShortListLoss",

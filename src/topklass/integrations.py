@@ -20,10 +20,10 @@ def hf_loss(criterion: nn.Module, shift: bool = False) -> Callable[..., Tensor]:
 
     Args:
         criterion: a loss with the attributes ``reduction`` ("mean" or "sum") and ``ignore_index``,
-            of topklass or :class:`torch.nn.CrossEntropyLoss`. Its ``ignore_index`` must be that of
-            the labels, −100 in Hugging Face. If it has class weights, move it to the model's
-            device. :class:`topklass.DeferredReweighting` is not accepted: it has no reduction of
-            its own.
+            of topklass or :class:`torch.nn.CrossEntropyLoss`; or one of them inside
+            :class:`topklass.LogitAdjustment` or :class:`topklass.DeferredReweighting`. Its
+            ``ignore_index`` must be that of the labels, −100 in Hugging Face. If it has class
+            weights or counts, move it to the model's device.
         shift: whether the logits at a position predict the label at the next, as in causal language
             models.
 
@@ -41,7 +41,8 @@ def hf_loss(criterion: nn.Module, shift: bool = False) -> Callable[..., Tensor]:
         >>> compute_loss({"logits": logits}, labels, num_items_in_batch=4)  # 2 log(10) / 4
         tensor(1.1513)
     """
-    _check_criterion(criterion)
+    loss = _innermost(criterion)
+    _check_criterion(loss)
 
     def compute_loss(
         outputs: Any, labels: Tensor, num_items_in_batch: Tensor | float | None = None
@@ -50,20 +51,34 @@ def hf_loss(criterion: nn.Module, shift: bool = False) -> Callable[..., Tensor]:
         _check_shapes(logits, labels, shift)
         labels = labels.to(logits.device)
         if shift:
-            ignored: Any = criterion.ignore_index
+            ignored: Any = loss.ignore_index
             labels = F.pad(labels, (0, 1), value=ignored)[..., 1:]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
         if num_items_in_batch is None:
             mean: Tensor = criterion(logits, labels.flatten())
             return mean
-        summing = copy(criterion)
-        summing.reduction = "sum"  # type: ignore[assignment]
-        total: Tensor = summing(logits, labels.flatten())
+        total: Tensor = _summing(criterion)(logits, labels.flatten())
         if isinstance(num_items_in_batch, Tensor):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
 
     return compute_loss
+
+
+def _innermost(criterion: nn.Module) -> nn.Module:
+    """The loss inside of others that hold it as their ``criterion``."""
+    inner = getattr(criterion, "criterion", None)
+    return criterion if inner is None else _innermost(inner)
+
+
+def _summing(criterion: nn.Module) -> nn.Module:
+    """A copy that sums, with the same tensors."""
+    twin, inner = copy(criterion), getattr(criterion, "criterion", None)
+    if inner is None:
+        twin.reduction = "sum"  # type: ignore[assignment]
+    else:
+        twin._modules = {**criterion._modules, "criterion": _summing(inner)}
+    return twin
 
 
 def _check_criterion(criterion: nn.Module) -> None:

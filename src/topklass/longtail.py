@@ -1,4 +1,4 @@
-"""What long-tailed data need: margins and weights of classes, cosine scores, deferred weights."""
+"""What long-tailed data need: margins, weights and priors of classes, and cosine scores."""
 
 from collections.abc import Sequence
 from math import inf, log
@@ -9,8 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from topklass._checks import check_count, check_number, is_integer, is_number
+from topklass._checks import (
+    check_count,
+    check_logits,
+    check_number,
+    check_same_device,
+    class_dimension,
+    is_integer,
+    is_number,
+)
 from topklass._transforms import can_read_values
+from topklass.functional._contract import result_dtype
 
 
 def class_margins(counts: Tensor | Sequence[float], largest: float = 0.2) -> Tensor:
@@ -34,8 +43,7 @@ def class_margins(counts: Tensor | Sequence[float], largest: float = 0.2) -> Ten
         tensor([0.2000, 0.1000, 0.2000])
     """
     check_number("largest", largest, positive=False)
-    seen = _without_zeros(counts)
-    return largest * (seen.amin() / seen).nan_to_num(1.0) ** 0.25
+    return largest * _rarity(counts) ** 0.25
 
 
 def class_weights(counts: Tensor | Sequence[float], beta: float = 0.9999) -> Tensor:
@@ -79,6 +87,12 @@ def _without_zeros(counts: Tensor | Sequence[float]) -> Tensor:
     counts = counts if counts.is_floating_point() else counts.to(torch.get_default_dtype())
     rarest = counts.masked_fill(counts == 0, inf).amin()
     return torch.where(counts == 0, rarest, counts)
+
+
+def _rarity(counts: Tensor | Sequence[float]) -> Tensor:
+    """The count of the rarest class over that of each, in (0, 1]; 1 for a class without samples."""
+    seen = _without_zeros(counts)
+    return (seen.amin() / seen).nan_to_num(1.0)
 
 
 class CosineClassifier(nn.Module):
@@ -174,7 +188,27 @@ def _unit(vectors: Tensor) -> Tensor:
     return unit
 
 
-class DeferredReweighting(nn.Module):
+class _AroundLoss(nn.Module):
+    """Holds a loss, and something for each class."""
+
+    criterion: nn.Module
+
+    @property
+    def dim(self) -> int:
+        """The class dimension, that of the loss, or 1 if it does not say."""
+        return getattr(self.criterion, "dim", 1)
+
+    def _check_counts(self, logits: Tensor, per_class: Tensor) -> None:
+        """Find wrong counts in the first step, not in the first in which they matter."""
+        classes = check_logits(logits, self.dim)
+        if classes != len(per_class):
+            raise ValueError(
+                f"there are counts for {len(per_class)} classes, but the logits have {classes} "
+                f"(torch.bincount(labels, minlength={classes}) counts them all)"
+            )
+
+
+class DeferredReweighting(_AroundLoss):
     """A loss whose classes are weighted from some epoch on (Cao et al. 2019, Algorithm 1).
 
     Before the epoch ``start`` the criterion is unchanged. From then on its ``weight`` is that of
@@ -237,24 +271,13 @@ class DeferredReweighting(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the criterion, with weights if they are on."""
-        self._check_classes(*args)
+        if args:
+            self._check_counts(args[0], self.class_weights)
         if not self.active:
             return self.criterion(*args, **kwargs)
         own = self.criterion._buffers["weight"]
         weight = self.class_weights if own is None else self.class_weights * own
         return functional_call(self.criterion, {"weight": weight}, args, kwargs)
-
-    def _check_classes(self, *args: Any) -> None:
-        """Find wrong counts in the first step, not in the first one with weights."""
-        if not args or not isinstance(args[0], Tensor) or args[0].dim() == 0:
-            return
-        dim = 0 if args[0].dim() == 1 else getattr(self.criterion, "dim", 1)
-        classes = args[0].shape[dim]
-        if classes != len(self.class_weights):
-            raise ValueError(
-                f"there are counts for {len(self.class_weights)} classes, but the logits have "
-                f"{classes} (torch.bincount(labels, minlength={classes}) counts them all)"
-            )
 
     def get_extra_state(self) -> dict[str, bool]:
         """Whether the weights are on, for the state dict."""
@@ -273,3 +296,68 @@ def _check_epoch(name: str, value: int) -> None:
     """Require the number of an epoch."""
     if not is_integer(value) or value < 0:
         raise ValueError(f"{name} must be a non-negative integer, got {name}={value!r}")
+
+
+class LogitAdjustment(_AroundLoss):
+    r"""A loss of logits to which the logarithms of the class frequencies are added.
+
+    .. math:: \ell'(s, y) = \ell(s + t \log \pi, y), \qquad \pi_c = n_c / \sum_j n_j
+
+    (Menon et al. 2021, equation 10, where ℓ is cross-entropy). The network learns what the
+    frequencies do not tell. With cross-entropy and strength t = 1, the class of the largest logit
+    is the best guess for accuracy averaged over classes. So predict from the logits, unadjusted.
+
+    Use it for long-tailed data, around a loss without weights or margins per class, which correct
+    the same thing. To combine it with :class:`topklass.DeferredReweighting`, put it outside.
+
+    A class without samples counts as the rarest class that has some: at log 0 it would be absent,
+    and its logit would not be learnt. Like other losses this one is the same in ``eval()`` mode, so
+    that losses of training and validation data with the same frequencies can be compared. On
+    balanced data take the loss without adjustment, ``loss.criterion(logits, target)``.
+
+    Args:
+        criterion: any loss of logits, of topklass or of :mod:`torch.nn`. The class dimension is its
+            attribute ``dim``, or 1 if it has none.
+        counts: number of training samples of each class.
+        strength: t, non-negative; 0 is the criterion itself.
+
+    Example:
+        >>> import torch
+        >>> criterion = LogitAdjustment(nn.CrossEntropyLoss(), torch.tensor([900, 90, 10]))
+        >>> criterion(torch.zeros(3), torch.tensor(2))  # -log(10 / 1000)
+        tensor(4.6052)
+    """
+
+    log_prior: Tensor
+
+    def __init__(
+        self, criterion: nn.Module, counts: Tensor | Sequence[float], strength: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not isinstance(criterion, nn.Module):
+            raise TypeError(
+                f"criterion must be a loss module, such as nn.CrossEntropyLoss(), "
+                f"got {criterion!r} ({type(criterion).__name__})"
+            )
+        check_number("strength", strength, positive=False)
+        self.criterion = criterion
+        self.register_buffer("log_prior", (-_rarity(counts).log()).log_softmax(0))
+        self.strength = strength
+
+    def forward(self, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the criterion with the adjusted logits and all other arguments."""
+        self._check_counts(logits, self.log_prior)
+        check_same_device(logits, log_prior=self.log_prior)
+        return self.criterion(self._adjusted(logits), *args, **kwargs)
+
+    def _adjusted(self, logits: Tensor) -> Tensor:
+        """Added in float32 at least, and rounded to the precision in which losses are returned."""
+        shape = [1] * logits.dim()
+        shape[class_dimension(logits, self.dim)] = -1
+        wide = _float32(logits)
+        adjusted = wide + self.strength * self.log_prior.to(wide.dtype).view(shape)
+        return adjusted.to(result_dtype(logits))
+
+    def extra_repr(self) -> str:
+        """Show the strength and the number of classes."""
+        return f"strength={self.strength}, log_prior=<{len(self.log_prior)} values>"
