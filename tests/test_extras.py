@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from topklass._extras import MissingPackageError, requires
+from topklass.data._extras import extra
 
 WITHOUT = """
 import sys
@@ -53,6 +54,26 @@ def test_a_broken_package_is_not_called_missing(module, tmp_path):
     ended = run_without("nowhere", code)
     assert ended.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nowhere'"
     assert "pip install" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("from topklass import nothing", "ImportError: cannot import name 'nothing'"),
+        ("", "ModuleNotFoundError: No module named 'installed.part'"),
+        ("raise OSError('libx.so')", "OSError: libx.so"),
+    ],
+)
+def test_errors_inside_a_package_are_passed_on(code, error, tmp_path, monkeypatch):
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "installed", raising=False)
+    with pytest.raises((ImportError, OSError)) as raised:
+        extra("installed.part")
+    assert f"{type(raised.value).__name__}: {raised.value}".startswith(error)
+    assert type(raised.value) is not MissingPackageError
 
 
 def test_the_error():
