@@ -68,6 +68,7 @@ PROTOCOLS = {
     "cifar100-samples": (CIFAR, set()),
     "longtail": (CIFAR, set()),
     "review": (CIFAR, set()),
+    "which-loss": (CIFAR, set()),
     "imagenet-subsets": (
         ("resnet18", 120, 256, 0.1, 1e-4, [30, 60, 90]),
         {"smooth", "smooth, margin 0"},
