@@ -1,6 +1,7 @@
 """The papers' experiments, from records of ``python -m experiments`` in ``results/reproduce``."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.table import Table
 
@@ -28,6 +29,7 @@ def tables() -> Iterator[tuple[str, str]]:
         yield "reproduce-short", short
     for name, experiment in EXPERIMENTS.items():
         yield f"reproduce-{name}", text(experiment)
+    yield from choosing()
 
 
 def records(experiment: Experiment) -> list[Record]:
@@ -67,6 +69,20 @@ def label_noise() -> str:
     return table(("p", "papers' best", *COMPARED), rows) + "\n\n" + made_where(record)
 
 
+def choosing() -> Iterator[tuple[str, str]]:
+    """Which loss for which data: each table by its title, for pages that need some of them."""
+    experiment = EXPERIMENTS["which-loss"]
+    path = record_path(RECORDS, experiment.name, "fast")
+    if not path.exists():
+        return
+    record = load_record(path)
+    yield f"{experiment.name}: protocol", made_by(record)
+    for shown in experiment.show(record):
+        yield f"{experiment.name}: {shown.title}", markdown(shown)
+    for drawn in sorted(IMAGES.glob(f"{experiment.name}-*.svg")):
+        yield f"{experiment.name}: figure", image(drawn)
+
+
 def state(record: Record) -> str:
     done = len(record["rows"])
     return f"{record['preset']}: {done} of {done + len(record['not_run'])}"
@@ -79,14 +95,18 @@ def text(experiment: Experiment) -> str:
         parts += [made_by(record), *map(markdown, experiment.show(record))]
         for path in experiment.draw(record, IMAGES):
             if path.suffix == ".svg":
-                parts.append(f"![{path.stem}](images/reproduce/{path.name})")
+                parts.append(image(path))
             else:
                 path.unlink()  # one of each is enough
     if not parts:
         parts = [NOT_RUN]
-        if isinstance(experiment, TrainingExperiment):
+        if isinstance(experiment, TrainingExperiment) and experiment.plan.published:
             parts += map(markdown, experiment.show(experiment.begin("paper")))
     return "\n\n".join(parts)
+
+
+def image(path: Path) -> str:
+    return f"![{path.stem}](images/reproduce/{path.name})"
 
 
 def markdown(shown_table: Table) -> str:

@@ -17,6 +17,7 @@ BY_RECIPE = (
     "longtail",
     "loss-search",
     "learning-rates",
+    "which-loss",
 )
 """Experiments that are a file in ``experiments/recipes`` and nothing else."""
 

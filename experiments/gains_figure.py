@@ -62,19 +62,10 @@ def gains_figure(results: Results, part: Settings) -> Figure | None:
     losses = [_key(each, "o", colour[each]) for each in methods if each in drawn]
     data = [_key(each, mark[each], PALE) for each in cases if each in drawn]
     below.axis("off")
-    for title, handles, place in (("loss", losses, "upper left"), ("data", data, "upper right")):
-        legend = below.legend(
-            handles=handles,
-            title=title,
-            loc=place,
-            fontsize=8.5,
-            frameon=False,
-            handletextpad=0.2,
-            borderpad=0,
-            borderaxespad=0,
-            alignment="left",
-        )
-        below.add_artist(legend)
+    look = {"fontsize": 8.5, "frameon": False, "alignment": "left", "handletextpad": 0.2}
+    look |= {"borderpad": 0, "borderaxespad": 0}
+    below.add_artist(below.legend(handles=losses, title="loss", loc="upper left", **look))
+    below.legend(handles=data, title="data", loc="upper right", **look)
     return figure
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from experiments.experiment import Record, not_run
+from experiments.plan import RATE
 from topklass.train.finished import format_value
 from topklass.train.recipe import Recipe
 
@@ -40,6 +41,8 @@ def made_by(record: Record) -> str:
 
 def differing(record: Record, name: str) -> str:
     """What most runs have of a setting, and which methods have something else."""
+    if name == RATE and "chosen" in record:
+        return "learning rate chosen for each method"
     rows = [row for row in [*record["rows"], *record["not_run"]] if "settings" in row]
     values = {row["method"]: row["settings"][name] for row in rows if name in row["settings"]}
     if not values:

@@ -1,5 +1,6 @@
 """The page on reproduction: a place for every experiment, numbers from records alone."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,23 @@ def test_the_small_table(records):
 def test_readme_has_a_place_for_the_small_table():
     text = (PAGE.parent.parent / "README.md").read_text()
     assert text.count("<!-- reproduce-short -->") == text.count("<!-- /reproduce-short -->") == 1
+
+
+def test_the_page_on_choosing_takes_tables_by_their_titles(records):
+    texts = dict(reproduce_tables.tables())
+    assert texts["reproduce-which-loss"] == "Not run yet."
+    assert not [name for name in texts if name.startswith("which-loss")]
+    experiment = EXPERIMENTS["which-loss"]
+    record = experiment.begin("fast")
+    for number in range(4):
+        finished(record, 0, 0.8 + 0.01 * number)
+    save_record(record, records)
+    texts = dict(reproduce_tables.tables())
+    titles = [table.title for table in experiment.show(record)]
+    assert len({*titles}) == len(titles)
+    assert all(f"which-loss: {title}" in texts for title in titles)
+    assert "81.50" in texts["which-loss: Learning rates by validation"]
+    page = (PAGE.parent / "choosing.md").read_text("utf-8")
+    for name in re.findall("<!-- (which-loss: .*?) -->", page):
+        assert page.count(f"<!-- /{name} -->") == 1
+        assert name.removeprefix("which-loss: ") in (*titles, "protocol", "figure")

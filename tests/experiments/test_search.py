@@ -166,6 +166,17 @@ def test_a_search_in_parts(data, tmp_path, trained):
     assert trained == whole
 
 
+def test_a_changed_plan_keeps_rows(data, tmp_path, trained):
+    """Rates that are no longer tried stay in the record; cases may get other names."""
+    whole = TrainingExperiment(case_plan()).run(Request("paper", tmp_path / "runs", data))
+    text = case_text().replace("few", "small").replace("rate: [0.1, 0.2]", "rate: [0.1]")
+    record = TrainingExperiment(case_plan(text)).begin("paper", tmp_path / "runs")
+    assert {each["run"] for each in record["rows"]} == {each["run"] for each in whole["rows"]}
+    assert record["chosen"] == {"cross-entropy": 0.1, "smooth": 0.1}
+    cases = {each["run"]: each["case"] for each in record["rows"]}
+    assert cases[SEARCHED[0]] == "small"
+
+
 def test_a_failed_search_does_not_stop_other_methods(data, tmp_path, trained, monkeypatch):
     train = training_module.train
 
