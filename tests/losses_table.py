@@ -134,18 +134,22 @@ def focal_oracle(scores: Tensor, label: int, gamma: float) -> Tensor:
 
 
 def topk_cross_entropy_oracle(
-    scores: Tensor, label: int, k: int | Mapping[int, float], margin: float | Tensor = 0.0
+    scores: Tensor,
+    label: int,
+    k: int | Mapping[int, float],
+    margin: float | Tensor = 0.0,
+    temperature: float = 1.0,
 ) -> Tensor:
     """The share of lists that hold the label, each as probable as its scores are high."""
     is_label = (torch.arange(len(scores)) == label).to(scores.dtype)
-    scores = scores - is_label * of_class(margin, label)
+    scores = scores / temperature - is_label * of_class(margin, label)
     lengths = k if isinstance(k, Mapping) else {k: 1.0}
     share = 0.0
     for length, weight in lengths.items():
         lists = torch.tensor(list(combinations(range(len(scores)), length)))
         chances = scores[lists].sum(1).softmax(0)
         share += weight / sum(lengths.values()) * chances[(lists == label).any(1)].sum()
-    return -share.log()
+    return -temperature * share.log()
 
 
 def of_class(margin: float | Tensor, label: int) -> float | Tensor:
@@ -167,8 +171,9 @@ LOSSES = [
         module=topklass.TopKCrossEntropyLoss,
         function=TF.topk_cross_entropy,
         oracle=topk_cross_entropy_oracle,
+        parameters={"temperature": 0.7},
         smooth=True,
-        as_cross_entropy={"k": 1, "margin": 0.0},
+        as_cross_entropy={"k": 1, "margin": 0.0, "temperature": 1.0},
     ),
     Loss(
         name="mixed_topk_cross_entropy",
@@ -176,8 +181,9 @@ LOSSES = [
         function=TF.topk_cross_entropy,
         oracle=topk_cross_entropy_oracle,
         mixes_k=True,
+        parameters={"temperature": 1.8},
         smooth=True,
-        as_cross_entropy={"k": {1: 3.0}, "margin": 0.0},
+        as_cross_entropy={"k": {1: 3.0}, "margin": 0.0, "temperature": 1.0},
     ),
     Loss(
         name="hinge",

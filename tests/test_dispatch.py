@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import topklass
 from topklass import dispatch
-from topklass.functional import noised_topk_loss, smooth_topk_loss
+from topklass.functional import noised_topk_loss, smooth_topk_loss, topk_cross_entropy
 
 LOGITS, TARGET = torch.randn(3, 40), torch.tensor([0, 1, 2])
 
@@ -65,6 +65,14 @@ def test_no_kernels_for_the_cpu(function):
 def test_what_the_smooth_loss_has_no_kernel_for(match, arguments, kernels_demanded):
     with refused(match):
         smooth_topk_loss(**({"logits": LOGITS, "target": TARGET} | arguments))
+
+
+@pytest.mark.parametrize("k", [2, {1: 0.5, 5: 0.5}], ids=str)
+def test_no_kernels_for_every_label_of_lists(k, kernels_demanded):
+    with refused("probabilities"):
+        topk_cross_entropy(LOGITS, LOGITS.softmax(1), k)
+    with refused("label smoothing"):
+        topk_cross_entropy(LOGITS, TARGET, k, label_smoothing=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode

@@ -198,6 +198,11 @@ class _AroundLoss(nn.Module):
         """The class dimension, that of the loss, or 1 if it does not say."""
         return getattr(self.criterion, "dim", 1)
 
+    @property
+    def temperature(self) -> float:
+        """What the loss divides logits by, or 1 if it does not say."""
+        return getattr(self.criterion, "temperature", 1.0)
+
     def _check_counts(self, logits: Tensor, per_class: Tensor) -> None:
         """Find wrong counts in the first step, not in the first in which they matter."""
         classes = check_logits(logits, self.dim)
@@ -301,9 +306,10 @@ def _check_epoch(name: str, value: int) -> None:
 class LogitAdjustment(_AroundLoss):
     r"""A loss of logits to which the logarithms of the class frequencies are added.
 
-    .. math:: \ell'(s, y) = \ell(s + t \log \pi, y), \qquad \pi_c = n_c / \sum_j n_j
+    .. math:: \ell'(s, y) = \ell(s + t T \log \pi, y), \qquad \pi_c = n_c / \sum_j n_j
 
-    (Menon et al. 2021, equation 10, where ℓ is cross-entropy). The network learns what the
+    (Menon et al. 2021, equation 10, where ℓ is cross-entropy), with the temperature T by which the
+    loss divides logits. The network learns what the
     frequencies do not tell. With cross-entropy and strength t = 1, the class of the largest logit
     is the best guess for accuracy averaged over classes. So predict from the logits, unadjusted.
 
@@ -317,7 +323,7 @@ class LogitAdjustment(_AroundLoss):
 
     Args:
         criterion: any loss of logits, of topklass or of :mod:`torch.nn`. The class dimension is its
-            attribute ``dim``, or 1 if it has none.
+            attribute ``dim``, or 1 if it has none; T is its attribute ``temperature``, or 1.
         counts: number of training samples of each class.
         strength: t, non-negative; 0 is the criterion itself.
 
@@ -355,7 +361,9 @@ class LogitAdjustment(_AroundLoss):
         shape = [1] * logits.dim()
         shape[class_dimension(logits, self.dim)] = -1
         wide = _float32(logits)
-        adjusted = wide + self.strength * self.log_prior.to(wide.dtype).view(shape)
+        adjusted = wide + self.strength * self.temperature * self.log_prior.to(wide.dtype).view(
+            shape
+        )
         return adjusted.to(result_dtype(logits))
 
     def extra_repr(self) -> str:

@@ -52,6 +52,8 @@ class _Loss(_Parameters):
     """Holds the options of cross-entropy; tensors move with ``.to()`` and are in the state dict."""
 
     weight: Tensor | None
+    temperature: float = 1.0
+    """What the loss divides logits by. Give it to :func:`topklass.predict_topk`, too."""
 
     def __init__(self, dim: int, options: Options) -> None:
         super().__init__()
@@ -120,6 +122,11 @@ class SmoothTopKLoss(_MarginLoss):
         check_temperature(tau)
         self.k, self.tau = k, tau
 
+    @property
+    def temperature(self) -> float:  # type: ignore[override]
+        """What the loss divides logits by: kτ."""
+        return self.k * self.tau
+
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return functional.smooth_topk_loss(
             logits, target, self.k, self.tau, self.margin, **self.options
@@ -183,13 +190,14 @@ class MultiLabelSmoothTopKLoss(_Parameters):
 class TopKCrossEntropyLoss(_MarginLoss):
     """Top-k cross-entropy, see :func:`topklass.functional.topk_cross_entropy`.
 
-    For lists that should have probabilities. With a margin it is the smooth top-k SVM loss on the
-    scale of cross-entropy, so that cross-entropy's learning rate fits it.
+    For lists that should have probabilities. With a temperature and a margin it is also the smooth
+    top-k SVM loss, times k.
 
     Args:
         k: length of the list that should hold the label; a mapping from lengths to weights; or a
             sequence with the weights of the lengths 1, 2, … Weights are divided by their sum.
-        margin: subtracted from the logit of the label; a number, or one per class.
+        margin: subtracted from the label's logit over the temperature; a number, or one per class.
+        temperature: T of ``T·ℓ(s/T)``; the larger it is, the larger the logits it asks for.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.
@@ -206,6 +214,7 @@ class TopKCrossEntropyLoss(_MarginLoss):
         self,
         k: Lengths = 5,
         margin: Margin = 0.0,
+        temperature: float = 1.0,
         *,
         dim: int = 1,
         weight: Tensor | None = None,
@@ -215,21 +224,27 @@ class TopKCrossEntropyLoss(_MarginLoss):
     ) -> None:
         super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
         length_weights(k)
+        check_temperature(temperature, "temperature")
         self.k = dict(k) if isinstance(k, Mapping) else k
+        self.temperature = temperature
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        return functional.topk_cross_entropy(logits, target, self.k, self.margin, **self.options)
+        return functional.topk_cross_entropy(
+            logits, target, self.k, self.margin, self.temperature, **self.options
+        )
 
 
 class ShortListLoss(TopKCrossEntropyLoss):
     """The first guess and the list in one loss: the one to try first.
 
-    It is :class:`TopKCrossEntropyLoss` with two lengths, 1 and k, and label smoothing.
+    It is :class:`TopKCrossEntropyLoss` with lists of 1 and of k classes, a temperature and label
+    smoothing.
 
     Args:
         k: length of the list that should hold the label.
         first_guess: weight of the list of one class, from 0 to 1; the list of k classes has the
             rest.
+        temperature: see :class:`TopKCrossEntropyLoss`.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.
@@ -245,7 +260,8 @@ class ShortListLoss(TopKCrossEntropyLoss):
     def __init__(
         self,
         k: int = 5,
-        first_guess: float = 0.2,
+        first_guess: float = 0.5,
+        temperature: float = 5.0,
         *,
         dim: int = 1,
         weight: Tensor | None = None,
@@ -259,6 +275,7 @@ class ShortListLoss(TopKCrossEntropyLoss):
             raise ValueError(f"first_guess must be from 0 to 1, got first_guess={first_guess!r}")
         super().__init__(
             {1: 1.0} if k == 1 else {1: first_guess, k: 1 - first_guess},
+            temperature=temperature,
             dim=dim,
             weight=weight,
             ignore_index=ignore_index,
@@ -370,6 +387,11 @@ class NoisedTopKLoss(_MarginLoss):
         check_number("scale", scale, positive=True)
         self.k, self.epsilon, self.samples, self.scale = k, epsilon, samples, scale
 
+    @property
+    def temperature(self) -> float:  # type: ignore[override]
+        """What the loss divides logits by: 1/scale."""
+        return 1 / self.scale
+
     def forward(
         self,
         logits: Tensor,
@@ -419,6 +441,11 @@ class LDAMLoss(_MarginLoss):
         super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
         check_number("scale", scale, positive=True)
         self.scale = scale
+
+    @property
+    def temperature(self) -> float:  # type: ignore[override]
+        """What the loss divides logits by: 1/scale."""
+        return 1 / self.scale
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return functional.ldam_loss(logits, target, self.margin, self.scale, **self.options)

@@ -3,11 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from topklass._checks import Options, check_count, check_k, check_margin, is_number
+from topklass._checks import (
+    Options,
+    check_count,
+    check_k,
+    check_margin,
+    check_temperature,
+    is_number,
+)
 from topklass.functional._contract import RowLoss, classification_loss, row_targets_loss, working
 from topklass.functional.smooth import SmoothHinge
 
@@ -20,6 +28,7 @@ def topk_cross_entropy(
     target: Tensor,
     k: Lengths = 5,
     margin: float | Tensor = 0.0,
+    temperature: float = 1.0,
     *,
     dim: int = 1,
     weight: Tensor | None = None,
@@ -40,10 +49,11 @@ def topk_cross_entropy(
 
     (the mixture of Petersen et al. 2022, Figure 1).
 
-    A margin is subtracted from the logit of the label, :math:`s_y`. With a margin, this is the
-    smooth top-k SVM loss on the scale of cross-entropy:
-    ``topk_cross_entropy(s, y, k, margin=α/τ)`` is ``smooth_topk_loss(k·τ·s, y, k, τ, α) / τ``. Its
-    slope and its curvature are those of cross-entropy, so it trains with the same learning rate.
+    A temperature T gives :math:`T \, \ell(s / T, y)`. At equal logits its slope does not depend on
+    T; the larger T is, the larger are the logits that it asks for. A margin is subtracted from
+    :math:`s_y / T`. With both, it is k times the smooth top-k SVM loss:
+    ``topk_cross_entropy(s, y, k, margin=α/τ, temperature=k·τ)`` is
+    ``k · smooth_topk_loss(s, y, k, τ, α)``.
 
     Use it where lists of k classes should have probabilities: as a likelihood it never stops
     pushing. A mixture with k = 1 also trains the order, which a list of one length does not.
@@ -56,7 +66,8 @@ def topk_cross_entropy(
             to weights; or a sequence with the weights of the lengths 1, 2, …, as ``difftopk`` has
             it, none of them above 1. Weights are divided by their sum, and lengths of weight 0 do
             not count.
-        margin: subtracted from the logit of the label; a number or one per class.
+        margin: subtracted from the label's logit over T; a number or one per class.
+        temperature: T.
         dim: the class dimension.
         weight: one weight per class.
         ignore_index: a target that contributes neither loss nor gradient.
@@ -79,12 +90,13 @@ def topk_cross_entropy(
     lengths = length_weights(k)
     for length in lengths:
         check_margin(margin, check_k(length, logits, dim))
+    check_temperature(temperature, "temperature")
     options = Options(weight, ignore_index, reduction, label_smoothing)
     if len(lengths) == 1:
         (length,) = lengths
-        single = list_of(length, margin)
+        single = list_of(length, margin, temperature)
         return classification_loss(single, logits, target, dim, options, factor=length)
-    mixture = ListMixture(tuple(lengths), tuple(lengths.values()), margin)
+    mixture = ListMixture(tuple(lengths), tuple(lengths.values()), temperature, margin)
     return classification_loss(mixture, logits, target, dim, options)
 
 
@@ -121,17 +133,19 @@ def length_weights(k: Lengths) -> dict[int, float]:
     return {int(length): weight / total for length, weight in weights.items() if weight}
 
 
-def list_of(k: int, margin: float | Tensor) -> SmoothHinge:
-    """The smooth loss that is 1/k of top-k cross-entropy: its scores are divided by kτ = 1."""
-    return SmoothHinge(k, 1 / k, margin / k)
+def list_of(k: int, margin: float | Tensor, temperature: float) -> SmoothHinge:
+    """The smooth loss that is 1/k of top-k cross-entropy: its scores are divided by kτ = T."""
+    tau = temperature / k
+    return SmoothHinge(k, tau, margin * tau)
 
 
 @dataclass(frozen=True, eq=False)
 class ListMixture(RowLoss):
-    """``−log Σ_k P_k π_y^(k)`` of rows."""
+    """``−T log Σ_k P_k π_y^(k)`` of rows."""
 
     lengths: tuple[int, ...]
     chances: tuple[float, ...]
+    temperature: float
     margin: float | Tensor
 
     def cost(self) -> int:
@@ -139,16 +153,24 @@ class ListMixture(RowLoss):
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        losses = [_of_length(k, self.margin, scores, labels) for k in self.lengths]
-        return _mixed(losses, self.chances)
+        losses = [self._of_length(k, scores, labels) for k in self.lengths]
+        return self.temperature * _mixed(losses, self.chances)
 
+    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+        """None: the list of each length finds its own, and for every label there is none."""
+        if targets.is_floating_point() or options.label_smoothing:
+            first = list_of(self.lengths[0], self.margin, self.temperature)
+            first.find_kernel(scores, targets, options)
+        return None
 
-def _of_length(k: int, margin: float | Tensor, scores: Tensor, labels: Tensor | None) -> Tensor:
-    """``−log π^(k)`` of rows, (R, 1), or (R, C) for every label."""
-    smooth = list_of(k, margin)
-    if labels is None:
-        return k * smooth.rows(scores, None)
-    return k * row_targets_loss(smooth, scores, labels, Options(reduction="none")).unsqueeze(1)
+    def _of_length(self, k: int, scores: Tensor, labels: Tensor | None) -> Tensor:
+        """``−log π^(k)`` of rows, (R, 1), or (R, C) for every label."""
+        smooth, each = list_of(k, self.margin, self.temperature), Options(reduction="none")
+        if labels is None:
+            losses = smooth.rows(scores, None)
+        else:
+            losses = row_targets_loss(smooth, scores, labels, each).unsqueeze(1)
+        return k / self.temperature * losses
 
 
 def _mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:

@@ -48,6 +48,13 @@ def make_topk_cross_entropy(
     return topklass.TopKCrossEntropyLoss(lengths, **options)
 
 
+def make_cross_entropy(temperature: float = 1.0, **options: Any) -> nn.Module:
+    """Cross-entropy of the logits over a temperature, times the temperature."""
+    if temperature == 1:
+        return nn.CrossEntropyLoss(**options)
+    return topklass.TopKCrossEntropyLoss(1, temperature=temperature, **options)
+
+
 def make_matched_smooth(
     k: int, tau: float = 1.0, margin: float = 1.0, **options: Any
 ) -> topklass.TopKCrossEntropyLoss:
@@ -59,9 +66,11 @@ LOSSES = {
     "short-list": LossInfo(
         topklass.ShortListLoss,
         "the first guess and the list in one, with label smoothing: the one to try first",
-        ("first_guess",),
+        ("first_guess", "temperature"),
     ),
-    "cross-entropy": LossInfo(nn.CrossEntropyLoss, "the usual loss, for one guess", takes_k=False),
+    "cross-entropy": LossInfo(
+        make_cross_entropy, "the usual loss, for one guess", ("temperature",), takes_k=False
+    ),
     "smooth": LossInfo(
         topklass.SmoothTopKLoss,
         "smooth top-k SVM (Berrada et al. 2018)",
@@ -71,7 +80,7 @@ LOSSES = {
     "topk-cross-entropy": LossInfo(
         make_topk_cross_entropy,
         "−log of the probability that a list holds the label",
-        ("first_guess", "margin"),
+        ("first_guess", "margin", "temperature"),
     ),
     "noised": LossInfo(
         topklass.NoisedTopKLoss,

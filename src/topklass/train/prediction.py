@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topklass import LDAMLoss, NoisedTopKLoss, SmoothTopKLoss, predict_topk
+from topklass import predict_topk
 from topklass.data import ImageFiles
 from topklass.data._extras import extra
 from topklass.data.files import SUFFIXES, is_image_name
@@ -95,12 +95,7 @@ def scale_of(recipe: Recipe, classes: int) -> dict[str, Any]:
     counts, options = torch.ones(classes), recipe.loss_options()
     criterion = build_loss(recipe.loss, recipe.k, counts, options, match=recipe.match)
     method = "marginals" if loss_info(recipe.loss).takes_k else "softmax"
-    temperature = 1.0
-    if isinstance(criterion, SmoothTopKLoss):
-        temperature = recipe.k * criterion.tau
-    elif isinstance(criterion, (LDAMLoss, NoisedTopKLoss)):
-        temperature = 1 / criterion.scale
-    return {"method": method, "temperature": temperature}
+    return {"method": method, "temperature": getattr(criterion, "temperature", 1.0)}
 
 
 def image_files(paths: Iterable[str | PathLike[str]]) -> list[str]:

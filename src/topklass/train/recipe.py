@@ -35,7 +35,9 @@ BOUNDS = (
 )
 """Settings with a smallest and a largest value."""
 TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
-LOSS_OPTIONS = ("tau", "margin", "epsilon", "samples", "scale", "gamma", "first_guess")
+LOSS_OPTIONS = (
+    *("tau", "margin", "epsilon", "samples", "scale", "gamma", "first_guess", "temperature"),
+)
 AROUND_LOSS = ("label_smoothing", "logit_adjustment", "reweight_from")
 """Settings that change any loss."""
 DATA, NETWORK, LOSS, TRAINING, HARDWARE = "Data", "Network", "Loss", "Training", "Hardware"
@@ -98,6 +100,11 @@ class Recipe:
     gamma: float | None = setting(LOSS, "Exponent of the focal loss.", None)
     first_guess: float | None = setting(
         LOSS, "Weight of the top-1 term in top-k cross-entropy.", None
+    )
+    temperature: float | None = setting(
+        LOSS,
+        "Temperature T of losses that are probabilities: T times the loss of logits / T.",
+        None,
     )
     label_smoothing: float | None = setting(
         LOSS, "Share of the target spread over all classes; the default is 0, or the loss's.", None
