@@ -194,15 +194,14 @@ class MovingShortList(TopKCrossEntropyLoss):
         self.k = {1: share, self.length: 1 - share}
 
 
-def _smooth(loss: type[nn.Module], about: str, options: tuple[str, ...] = ("tau",)) -> LossInfo:
-    return LossInfo(loss, about, options, matched=partial(times_k, loss))
+def _smooth(loss: type[nn.Module], about: str) -> LossInfo:
+    return LossInfo(loss, about, ("tau",), matched=partial(times_k, loss))
 
 
 SUMMATION = _smooth(SummationTopKLoss, "smooth, by summation in float32")
 CENTRED_SUMMATION = _smooth(CentredSummationTopKLoss, "the same, of centred scores")
 PUBLISHED = _smooth(PublishedTopKLoss, "smooth, the published code")
 TOPKLASS = _smooth(CountedSmoothTopKLoss, "smooth, with the same counts")
-TIMES_K = _smooth(SmoothTopKLoss, "smooth, times k", ("tau", "margin"))
 TIMES_K2TAU = LossInfo(SmoothTopKLoss, "smooth, times k²τ", ("tau", "margin"), matched=times_k2tau)
 LIST_FIRST = LossInfo(
     partial(MovingShortList, first=0.05, last=0.5), "short list, more and more of the first guess"

@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
 def test_lists_are_those_of_the_network(trained):
     folder, images, logits = trained
     lists = predict(folder, [images])
-    top = topklass.predict_topk(logits, 2)
+    top = topklass.predict_topk(logits, 2, temperature=5.0)
     assert [guesses.path for guesses in lists] == sorted(map(str, images.rglob("*.png")))
     names = [tuple(f"class {label}" for label in row) for row in top.labels.tolist()]
     assert [guesses.classes for guesses in lists] == names
@@ -115,8 +115,8 @@ def test_probabilities_of_each_loss():
         "cross-entropy": logits.softmax(1),
         "focal": logits.softmax(1),
         "ldam": logits.softmax(1),
-        "smooth": topklass.topk_marginals(logits, 2),
-        "short-list": topklass.topk_marginals(logits, 2),
+        "smooth": topklass.topk_marginals(logits / 2, 2),
+        "short-list": topklass.topk_marginals(logits / 5, 2),
         "topk-cross-entropy": topklass.topk_marginals(logits, 2),
         "noised": topklass.topk_marginals(logits, 2),
         "hinge": topklass.topk_marginals(logits, 2),
@@ -132,6 +132,7 @@ def test_probabilities_of_each_loss():
             probabilities_of(loss=loss, head="cosine"), largest(probabilities)
         )
     sharper = largest(topklass.topk_marginals(logits / (2 * 0.3), 2))
+    torch.testing.assert_close(probabilities_of(loss="smooth", tau=0.3), sharper)
     torch.testing.assert_close(probabilities_of(loss="smooth", tau=0.3, match=False), sharper)
     listed = largest(topklass.topk_marginals(logits, 2))
     torch.testing.assert_close(probabilities_of(loss="topk-cross-entropy", first_guess=0.5), listed)

@@ -106,7 +106,9 @@ def test_every_loss(loss, kind, shape):
     prior = log_prior().view([-1 if i == dim else 1 for i in range(len(shape))])
     adjusted = LogitAdjustment(criterion, COUNTS.double(), 0.7)
     ours = value_and_gradient(adjusted, logits, target, **fixed)
-    expected = value_and_gradient(criterion, logits + 0.7 * prior, target, **fixed)
+    expected = value_and_gradient(
+        criterion, logits + 0.7 * criterion.temperature * prior, target, **fixed
+    )
     torch.testing.assert_close(ours, expected)
 
 
@@ -116,7 +118,7 @@ def test_class_dimension_of_the_criterion(dim):
     smooth = topklass.SmoothTopKLoss(2, dim=dim)
     deferred = DeferredReweighting(smooth, COUNTS, start=0)
     for criterion in (smooth, deferred):
-        expected = criterion(logits + log_prior().float(), target)
+        expected = criterion(logits + 2 * log_prior().float(), target)  # at temperature k
         torch.testing.assert_close(LogitAdjustment(criterion, COUNTS)(logits, target), expected)
 
 
@@ -208,7 +210,8 @@ def test_autocast(make):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = loss(logits, target)
     assert value.dtype == torch.float32
-    torch.testing.assert_close(value, make()(logits.float() + loss.log_prior, target))
+    adjusted = logits.float() + loss.temperature * loss.log_prior
+    torch.testing.assert_close(value, make()(adjusted, target))
 
 
 def test_precision_of_counts_does_not_change_that_of_the_loss():
@@ -260,7 +263,7 @@ def test_hugging_face(items):
     weight = topklass.class_weights(COUNTS)
     reduction = "mean" if items is None else "sum"
     expected = topklass.functional.smooth_topk_loss(
-        (logits + log_prior().float()).flatten(0, 1),
+        (logits + 2 * log_prior().float()).flatten(0, 1),  # at temperature k
         labels.flatten(),
         2,
         weight=weight,

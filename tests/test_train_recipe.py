@@ -126,20 +126,26 @@ def test_margins_by_count():
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0, 3.0])
-def test_the_scale_of_cross_entropy(tau):
-    """The smooth loss of k·τ·logits over τ: like cross-entropy it sees the logits as they are."""
+def test_the_smooth_loss_is_matched(tau):
+    """It is multiplied by k; at temperature 1 it sees k·τ·logits and is divided by τ."""
     logits, labels = torch.randn(4, 9, dtype=torch.float64), torch.arange(4)
-    matched = build_loss("smooth", 3, torch.ones(9), {"tau": tau, "margin": 0.5})
-    paper = build_loss("smooth", 3, torch.ones(9), {"tau": tau, "margin": 0.5}, match=False)
+    options = {"tau": tau, "margin": 0.5}
+    paper = build_loss("smooth", 3, torch.ones(9), options, match=False)
+    matched = build_loss("smooth", 3, torch.ones(9), options)
+    torch.testing.assert_close(
+        matched(logits, labels), 3 * paper(logits, labels), rtol=1e-12, atol=0
+    )
+    cold = build_loss("smooth", 3, torch.ones(9), {**options, "temperature": 1.0})
     scaled = paper(3 * tau * logits, labels) / tau
-    torch.testing.assert_close(matched(logits, labels), scaled, rtol=1e-12, atol=0)
+    torch.testing.assert_close(cold(logits, labels), scaled, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", ["smooth", "topk-cross-entropy", "short-list", "cross-entropy"])
 def test_slope_and_curvature_of_cross_entropy(name):
     """At equal scores: −1 + 1/C and (1 − 1/C)/C for the label, up to the length of the list."""
     logits = torch.zeros(1, 1000, dtype=torch.float64)
-    loss = build_loss(name, 5, torch.ones(1000), {}, label_smoothing=0.0)
+    at_one = {"temperature": 1.0}
+    loss = build_loss(name, 5, torch.ones(1000), at_one, label_smoothing=0.0)
 
     def of_label(score):
         return loss(logits.index_put((torch.tensor([0]), torch.tensor([0])), score), LABEL)

@@ -254,13 +254,13 @@ class ShortListLoss(TopKCrossEntropyLoss):
     Example:
         >>> criterion = ShortListLoss(k=2)
         >>> criterion(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1]))
-        tensor(0.5632)
+        tensor(3.9830)
     """
 
     def __init__(
         self,
         k: int = 5,
-        first_guess: float = 0.5,
+        first_guess: float = 0.3,
         temperature: float = 5.0,
         *,
         dim: int = 1,

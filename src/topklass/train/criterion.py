@@ -56,10 +56,15 @@ def make_cross_entropy(temperature: float = 1.0, **options: Any) -> nn.Module:
 
 
 def make_matched_smooth(
-    k: int, tau: float = 1.0, margin: float = 1.0, **options: Any
+    k: int,
+    tau: float = 1.0,
+    margin: float = 1.0,
+    temperature: float | None = None,
+    **options: Any,
 ) -> topklass.TopKCrossEntropyLoss:
-    """The smooth loss of k·τ·logits over τ, which has the slope and curvature of cross-entropy."""
-    return topklass.TopKCrossEntropyLoss(k, margin / tau, **options)
+    """The smooth loss times k, which has the slope of cross-entropy at any temperature."""
+    temperature = k * tau if temperature is None else temperature
+    return topklass.TopKCrossEntropyLoss(k, margin / tau, temperature, **options)
 
 
 LOSSES = {
@@ -74,7 +79,7 @@ LOSSES = {
     "smooth": LossInfo(
         topklass.SmoothTopKLoss,
         "smooth top-k SVM (Berrada et al. 2018)",
-        ("tau", "margin"),
+        ("tau", "margin", "temperature"),
         matched=make_matched_smooth,
     ),
     "topk-cross-entropy": LossInfo(
