@@ -25,9 +25,9 @@ from experiments.training import TrainingExperiment, fill
 from topklass._provenance import commit
 from topklass.train.criterion import build_loss
 from topklass.train.details import hardware
-from topklass.train.engine import LAST, resumable
 from topklass.train.files import load_checkpoint
 from topklass.train.recipe import Recipe
+from topklass.train.restore import LAST, resumable
 
 PUBLISHED, BASE = "published", "cross-entropy"
 TIMED: dict[str, dict[str, int]] = {

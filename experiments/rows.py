@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.grid import Planned
 from topklass.train.engine import LENGTHS
-from topklass.train.files import write_json
 from topklass.train.finished import FinishedRun, NotFinished, read_run
+from topklass.train.records import write_json
 
 VIEWS = "views.json"
 

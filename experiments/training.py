@@ -28,8 +28,9 @@ from experiments.search import choose, search_table
 from experiments.tables import show_tables
 from topklass.data import load
 from topklass.train.details import digest
-from topklass.train.engine import RECIPE, train
+from topklass.train.engine import train
 from topklass.train.recipe import Recipe
+from topklass.train.restore import RECIPE
 from topklass.train.several import is_finished, raise_failed, result_line, train_all
 from topklass.train.trainer import Interrupted
 

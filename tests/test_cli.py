@@ -52,7 +52,8 @@ def settings(npz) -> list[str]:
 def test_train(monkeypatch, capsys, npz, tmp_path):
     folder = tmp_path / "run"
     assert (
-        run(monkeypatch, "train", *settings(npz), "--run", str(folder), "--first-guess", "0.5") == 0
+        run(monkeypatch, "train", *settings(npz), "--folder", str(folder), "--first-guess", "0.5")
+        == 0
     )
     output = capsys.readouterr().out
     assert "epoch 2/2" in output
@@ -65,7 +66,16 @@ def test_train(monkeypatch, capsys, npz, tmp_path):
 def test_recipe_and_overriding_options(monkeypatch, npz, tmp_path):
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     path.write_text(f"data: {npz}\nepochs: 1\nbatch_size: 16\npad: 0\nk: 2\nloss: cross-entropy\n")
-    arguments = ("--recipe", str(path), "--run", str(folder), "--loss", "noised", "--samples", "0")
+    arguments = (
+        "--recipe",
+        str(path),
+        "--folder",
+        str(folder),
+        "--loss",
+        "noised",
+        "--samples",
+        "0",
+    )
     assert run(monkeypatch, "train", *arguments) == 0
     recipe = json.loads((folder / "result.json").read_text())["recipe"]
     assert (recipe["loss"], recipe["epochs"], recipe["samples"]) == ("noised", 1, 0)
@@ -79,10 +89,10 @@ def test_interrupted_and_resumed(monkeypatch, capsys, npz, tmp_path):
         patched.setattr(
             StopAfterStep, "on_train_start", lambda self, *_: setattr(self, "asked", True)
         )
-        status = run(patched, "train", *settings(npz), "--run", str(folder))
+        status = run(patched, "train", *settings(npz), "--folder", str(folder))
     assert status == 130
-    assert f"--resume --run {folder}" in capsys.readouterr().out
-    assert run(monkeypatch, "train", "--resume", "--run", str(folder)) == 0
+    assert f"--resume --folder {folder}" in capsys.readouterr().out
+    assert run(monkeypatch, "train", "--resume", "--folder", str(folder)) == 0
     assert (folder / "result.json").exists()
 
 
@@ -95,13 +105,13 @@ def test_interrupted_and_resumed(monkeypatch, capsys, npz, tmp_path):
         (["--data", "nowhere"], "nowhere"),
         (["--gamma", "2"], "'short-list' has no gamma"),
         (["--loss", "topk-cross-entropy", "--first-guess", "1"], "first_guess must be at least 0"),
-        (["--resume"], "--resume needs --run"),
+        (["--resume"], "--resume needs --folder"),
         (["--option", "classes"], "NAME=VALUE"),
         (["--batch-size", "1000"], "lower the batch size"),
     ],
 )
 def test_errors(monkeypatch, capsys, npz, tmp_path, arguments, message):
-    folder = [] if "--resume" in arguments else ["--run", str(tmp_path / "run")]
+    folder = [] if "--resume" in arguments else ["--folder", str(tmp_path / "run")]
     assert run(monkeypatch, "train", *settings(npz), *folder, *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("Error:")
@@ -124,7 +134,7 @@ def test_seeds_give_other_weights(monkeypatch, npz, tmp_path):
     results = []
     for seed in ("0", "1"):
         folder = tmp_path / seed
-        run(monkeypatch, "train", *settings(npz), "--run", str(folder), "--seed", seed)
+        run(monkeypatch, "train", *settings(npz), "--folder", str(folder), "--seed", seed)
         results.append(torch.load(folder / "checkpoints" / "last.ckpt")["state_dict"])
     weights = [next(v for n, v in r.items() if n.endswith("weight")) for r in results]
     assert not torch.equal(*weights)
@@ -132,7 +142,7 @@ def test_seeds_give_other_weights(monkeypatch, npz, tmp_path):
 
 def test_evaluate(monkeypatch, capsys, npz, tmp_path):
     folder = tmp_path / "run"
-    assert run(monkeypatch, "train", *settings(npz), "--run", str(folder)) == 0
+    assert run(monkeypatch, "train", *settings(npz), "--folder", str(folder)) == 0
     result = json.loads((folder / "result.json").read_text())["test"]
     capsys.readouterr()
     assert run(monkeypatch, "evaluate", str(folder), "--json") == 0

@@ -80,7 +80,7 @@ def test_small_images_are_seen_as_they_are():
 
 def test_a_run_on_small_images(monkeypatch, capsys, npz, tmp_path):  # noqa: F811 a fixture
     folder = tmp_path / "run"
-    assert run(monkeypatch, "train", *settings(npz), "--run", str(folder)) == 0
+    assert run(monkeypatch, "train", *settings(npz), "--folder", str(folder)) == 0
     loaded = load_run(folder)
     logits = predictions(loaded.recipe, loaded.network, loaded.dataset.test)
     pixels = np.load(npz)["x_test"]
@@ -180,9 +180,9 @@ def test_check(monkeypatch, capsys, tmp_path):
 def test_train_a_folder(monkeypatch, capsys, tmp_path):
     folder = write_folder(tmp_path / "toy", train=4, others=2)
     arguments = f"--data {folder} --epochs 1 --batch-size 6 --k 2 --crop 12 --workers 0".split()
-    assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "run")) == 0
+    assert run(monkeypatch, "train", *arguments, "--folder", str(tmp_path / "run")) == 0
     assert run(monkeypatch, "evaluate", str(tmp_path / "run")) == 0
     assert "average over 10 crops" in capsys.readouterr().out
     (folder / "train" / "class 4" / "1.png").write_bytes(b"bad")
-    assert run(monkeypatch, "train", *arguments, "--run", str(tmp_path / "other")) == 2
+    assert run(monkeypatch, "train", *arguments, "--folder", str(tmp_path / "other")) == 2
     assert "--resume; `topklass check` finds all such files" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def trained(tmp_path, monkeypatch):
     folders = []
     for loss in ("cross-entropy", "smooth"):
         folders.append(tmp_path / loss)
-        train(monkeypatch, *shared, "--loss", loss, "--run", str(folders[-1]))
+        train(monkeypatch, *shared, "--loss", loss, "--folder", str(folders[-1]))
     return folders
 
 

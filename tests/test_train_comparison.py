@@ -79,12 +79,12 @@ def test_left_out(tmp_path):
     said = " ".join(comparison.left_out)
     assert len(comparison.left_out) == 8
     for folder, reason in {
-        "unfinished": f"continue it with topklass train --resume --run {unfinished}",
+        "unfinished": f"continue it with topklass train --resume --folder {unfinished}",
         "old": "an older topklass",
-        "cut": "is broken: JSONDecodeError",
-        "wrong": "is broken: KeyError",
-        "unlike": "is broken",
-        "bare": "is broken: KeyError",
+        "cut": "result.json is broken: JSONDecodeError",
+        "wrong": "details.json is broken: it has no 'counts'",
+        "unlike": "details.json is broken: it has 2 ranks of 60 labels",
+        "bare": "result.json is broken: it has no 'epoch'",
         "nowhere": "holds no run",
         "again": "the same recipe and seed",
     }.items():

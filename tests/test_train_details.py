@@ -8,8 +8,9 @@ import torch
 
 from test_train_engine import CLASSES, RECIPE, toy, train_until
 from topklass.data import Dataset
-from topklass.train import compare, train
+from topklass.train import Recipe, compare, train
 from topklass.train.details import details
+from topklass.train.module import Classifier, metric_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -61,6 +62,22 @@ def test_the_epoch_is_told_to_the_criterion(tmp_path):
     late, never = epochs(tmp_path / "late"), epochs(tmp_path / "never")
     assert late[0]["train/loss"] == never[0]["train/loss"]
     assert late[1]["train/loss"] != never[1]["train/loss"]
+
+
+def test_the_mean_loss_is_the_same_in_any_order():
+    """Two processes that are continued go on from the sum of both."""
+    network = torch.nn.Linear(1, CLASSES)
+    recipe = Recipe(loss="cross-entropy", k=2)
+    one, other = (Classifier(network, network, recipe, CLASSES, 1).train_loss for _ in range(2))
+    losses = 3 * torch.rand(1000)
+    for loss in losses:
+        one.update(loss)
+    for loss in losses.flip(0):
+        other.update(loss)
+    state = metric_state(other)
+    other.reset()
+    other.load_state_dict(state)
+    assert float(one.compute().float()) == float(other.compute().float())
 
 
 def test_names_that_are_not_unicode():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from topklass._files import lock_folder
 from topklass.data import Dataset, Split, hold_out
 from topklass.train import Interrupted, Recipe, load_run, train
 from topklass.train.criterion import build_loss
-from topklass.train.engine import load_weights, predictions
+from topklass.train.details import read_result
+from topklass.train.engine import predictions
 from topklass.train.files import load_checkpoint
 from topklass.train.module import Classifier
+from topklass.train.restore import load_weights
 from topklass.train.signature import build_network, signature_of
 from topklass.train.trainer import MovingAverage, StopAfterStep
 
@@ -68,7 +71,12 @@ def count_samples(**expected: int) -> None:
         setattr(Classifier, f"{name}_step", checked)
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] | None) -> None:
+def stop_at(
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    error: type[Exception] | None,
+    ask: Callable[[], object] | None = None,
+) -> None:
     """Ask to stop in a step, or crash there."""
     real = StopAfterStep.on_train_batch_end
 
@@ -76,7 +84,10 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[Exception] |
         if trainer.global_step == step:
             if error is not None:
                 raise error
-            self.asked = True
+            if ask is None:
+                self.asked = True
+            else:
+                ask()
         real(self, trainer, *rest)
 
     monkeypatch.setattr(StopAfterStep, "on_train_batch_end", ends)
@@ -120,7 +131,9 @@ def test_what_a_run_leaves(whole):
 
 
 def test_the_same_recipe_gives_the_same_weights(whole, tmp_path):
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     train(RECIPE, tmp_path / "again", dataset=toy())
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert_same_weights(whole, tmp_path / "again")
 
 
@@ -186,7 +199,7 @@ def test_continued_in_another_folder(tmp_path, monkeypatch):
 
 def test_a_finished_run_is_left_as_it_is(whole):
     result = (whole / "result.json").read_text()
-    assert train(RECIPE, whole, dataset=toy(), resume=True) == json.loads(result)
+    assert train(RECIPE, whole, dataset=toy(), resume=True) == read_result(whole)
     assert (whole / "result.json").read_text() == result
 
 
@@ -368,7 +381,9 @@ def test_two_processes(tmp_path):
 def test_errors(whole, tmp_path):
     with pytest.raises(FileExistsError, match="--resume"):
         train(RECIPE, whole, dataset=toy())
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(
+        ValueError, match="another recipe than the one given, epochs 5 instead of 3:"
+    ):
         train(RECIPE.with_changes({"epochs": 5}), whole, dataset=toy(), resume=True)
     with pytest.raises(FileNotFoundError, match="no run to continue"):
         train(RECIPE, tmp_path / "none", dataset=toy(), resume=True)

@@ -74,7 +74,7 @@ def test_command(recipe, tmp_path, monkeypatch, capsys, loss, name):
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.with_changes({"loss": loss, "epochs": 1}).save(path)
     monkeypatch.setattr("topklass.train.find.GRIDS", {name: (0.1, 3.0)})
-    arguments = ("--recipe", str(path), "--run", str(folder), f"--find-{name}")
+    arguments = ("--recipe", str(path), "--folder", str(folder), f"--find-{name}")
     assert run(monkeypatch, "train", *arguments) == 0
     output = capsys.readouterr().out
     found = yaml.safe_load((folder / "recipe.yaml").read_text())[name]
@@ -86,7 +86,7 @@ def test_command(recipe, tmp_path, monkeypatch, capsys, loss, name):
 def test_command_checks_before_it_trains(recipe, tmp_path, monkeypatch, capsys):
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.save(path)
-    arguments = ("--recipe", str(path), "--run", str(folder), "--find-tau", "--find-epsilon")
+    arguments = ("--recipe", str(path), "--folder", str(folder), "--find-tau", "--find-epsilon")
     assert run(monkeypatch, "train", *arguments) == 2
     assert "no epsilon to find" in capsys.readouterr().err
     assert not folder.exists()
@@ -95,12 +95,12 @@ def test_command_checks_before_it_trains(recipe, tmp_path, monkeypatch, capsys):
 def test_command_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
     path, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.save(path)
-    arguments = ("train", "--recipe", str(path), "--run", str(folder), "--find-tau")
+    arguments = ("train", "--recipe", str(path), "--folder", str(folder), "--find-tau")
     monkeypatch.setattr("topklass.train.find.GRIDS", {"tau": (0.1, 3.0)})
     with monkeypatch.context() as patched:
         stop_at(patched, 8, None)
         assert run(patched, *arguments) == 130
-    assert f"the same command with --run {folder}" in capsys.readouterr().out
+    assert f"the same command with --folder {folder}" in capsys.readouterr().out
     assert run(monkeypatch, *arguments) == 0
     assert load_recipe(folder / "recipe.yaml").tau in (0.1, 3.0)
 

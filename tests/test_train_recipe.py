@@ -62,7 +62,11 @@ def test_numbers_of_yaml(tmp_path):
         ("{ema: 0.9, strategy: fsdp}", "ema needs whole weights on each device"),
         ("data_options: 5", "data_options must be options as `name: value`, got 5"),
         ("- a\n- b", "must hold settings"),
-        ("a: [", "is not YAML"),
+        ("a: [", "recipe.yaml is not a valid recipe: ParserError"),
+        ("", "must hold settings as `name: value`, got None"),
+        ("# nothing\n{}", "must hold settings as `name: value`, got {}"),
+        ("seed: 2020-13-45", "recipe.yaml is not a valid recipe: month must be in 1..12"),
+        ("[" * 10_000, "recipe.yaml is not a valid recipe: RecursionError"),
     ],
 )
 def test_errors(tmp_path, text, message):

@@ -58,7 +58,7 @@ def test_the_command(tmp_path):
     folder = write_folder(tmp_path / "toy", train=4, others=2)
     for label in range(5):  # of 7 pictures one process has two batches of 3, the other one
         (folder / "val" / f"class {label}" / "0.png").unlink()
-    arguments = f"--data {folder} --run {tmp_path / 'run'} --crop 12 --k 2 --epochs 2".split()
+    arguments = f"--data {folder} --folder {tmp_path / 'run'} --crop 12 --k 2 --epochs 2".split()
     more = ["--batch-size", "6", "--workers", "1", "--strategy", "fsdp", "--devices", "2"]
     more += ["--loss", "smooth"]
     done = subprocess.run(

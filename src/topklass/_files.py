@@ -5,6 +5,7 @@ A crash, a full disk or a second process never destroys the last good file.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,19 +13,46 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+PART = ".part"
+"""Ends the name of a file that is not complete."""
+ADVICE = {
+    errno.ENOSPC: "free some space on that disk",
+    errno.EDQUOT: "free some of your quota on that disk",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EACCES: "choose another folder, or change its permissions",
+    errno.EROFS: "choose a folder on a disk that is not read-only",
+}
+"""What to do if a file cannot be written."""
+
+
+class WriteError(OSError):
+    """A file could not be written; the message names it, says why, and what to do."""
+
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file beside the old one, and put it in its place when it is complete."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     try:
         with part.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()
+        if isinstance(error, OSError):
+            advice = ADVICE.get(error.errno or 0, "see whether that disk works")
+            reason = error.strerror or error
+            raise WriteError(f"cannot write {path}: {reason}; {advice}") from error
         raise
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write; the folder has to be locked."""
+    for part in folder.glob(f"*{PART}"):
+        with suppress(OSError):  # another process has it open, where there are no locks
+            part.unlink()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 from datetime import datetime
@@ -15,34 +16,43 @@ from topklass._extras import requires
 
 with requires("the command topklass", "rich", "typer", "yaml", install="topklass[train]"):
     import typer
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
     from topklass.train.recipe import DATA, Recipe, load_recipe
+    from topklass.train.terminal import SafeConsole, hide_failed_writes
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = SafeConsole()
+errors = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 RUN = "Run"
 FILE_ONLY = ("data_options", "milestones")
 """Settings that are set in a recipe file; the first also by --option."""
 
 
 def main() -> None:
-    """Run the command; errors that a user can fix are one sentence."""
+    """Run the command; warnings, and errors that a user can fix, are one sentence."""
+    warnings.showwarning = show_warning
+    hide_failed_writes()
     try:
         app()
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
-        errors = Console(stderr=True, highlight=False, soft_wrap=True)
         errors.print("Error:", style="bold red", end=" ")
         errors.print(str(error), markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning; of several processes only the first does."""
+    if "lightning" not in sys.modules or is_first_process():
+        errors.print("Warning:", style="yellow", end=" ")
+        errors.print(str(message), markup=False)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -105,7 +115,9 @@ def common(
 def train_command(
     settings: dict[str, Any],
     recipe: Annotated[Path | None, in_panel(RUN, "YAML file; options override it.")] = None,
-    run: Annotated[Path | None, in_panel(RUN, "Folder; by default in runs/.")] = None,
+    folder: Annotated[
+        Path | None, in_panel(RUN, "Folder of the run; by default in runs/.", "--folder", "--run")
+    ] = None,
     resume: Annotated[bool, in_panel(RUN, "Continue the run.", "--resume")] = False,
     find_tau: Annotated[
         bool, in_panel(RUN, "Choose tau by short trials, on validation images.", "--find-tau")
@@ -120,18 +132,20 @@ def train_command(
 ) -> None:
     """Train a network, and save all that is needed to repeat the run."""
     from topklass.data import FORMATS
-    from topklass.train.engine import RECIPE, train
+    from topklass.train.engine import train
+    from topklass.train.restore import RECIPE
     from topklass.train.trainer import Interrupted
 
-    if resume and run is None:
-        raise ValueError("--resume needs --run FOLDER, the run to continue")
-    if resume and run is not None and recipe is None and (run / RECIPE).exists():
-        recipe = run / RECIPE
+    if resume and folder is None:
+        raise ValueError("--resume needs --folder FOLDER, that of the run to continue")
+    if resume and folder is not None and recipe is None and (folder / RECIPE).exists():
+        recipe = folder / RECIPE
     chosen = Recipe() if recipe is None else load_recipe(recipe)
     if option:
         settings["data_options"] = {**chosen.data_options, **data_options(option)}
     chosen = chosen.with_changes(settings)
-    folder = run or Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{chosen.loss}-{chosen.seed}"
+    name = f"{datetime.now():%Y-%m-%d-%H%M%S}-{chosen.loss}-{chosen.seed}"
+    folder = folder or Path("runs") / name
     if chosen.data not in FORMATS and Path(chosen.data).exists():  # found from other folders, too
         chosen = chosen.with_changes({"data": str(Path(chosen.data).resolve())})
     try:
@@ -141,9 +155,9 @@ def train_command(
         record = train(chosen, folder, resume=resume, console=console)
     except Interrupted as stopped:
         if is_first_process():  # the others name their folder by their own clock
-            line = f"{stopped} --run {folder}"
+            line = f"{stopped} --folder {folder}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stopped.status) from None
     if not record:  # only the first of several processes has it
         return
     test = {average: list(values.values()) for average, values in record["test"].items()}
@@ -161,8 +175,9 @@ def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
     for name in names:
         try:
             trials = find_parameter(recipe, name, folder / "trials", console=console)
-        except Interrupted:
-            raise Interrupted("stopped; continue by the same command with") from None
+        except Interrupted as stopped:
+            message = "stopped; continue by the same command with"
+            raise Interrupted(message, stopped.status - 128) from None
         console.print(trials_table(name, recipe.k, trials))
         value = best(trials).value
         console.print(f"Training with --{name} {value:g}.", highlight=False)
@@ -181,7 +196,7 @@ def evaluate_command(
     loaded = load_run(run)
     record = evaluate(loaded)
     if json:
-        console.print_json(data=record)
+        console.print_json(data=record, ensure_ascii=True)
         return
     console.print(accuracy_table(record["lengths"], **record["accuracy"]))
     k, views = loaded.recipe.k, record["views"]
@@ -212,12 +227,12 @@ def predict_command(
     After training with a top-k loss, these are the probabilities of belonging to the top k, which
     add up to at most k. After another loss, they are the probabilities of being the class.
     """
-    from topklass.train.engine import RECIPE
     from topklass.train.prediction import explain_probabilities, predict
+    from topklass.train.restore import RECIPE
 
     lists = predict(run, images, k)
     if json:
-        console.print_json(data=[guesses._asdict() for guesses in lists])
+        console.print_json(data=[guesses._asdict() for guesses in lists], ensure_ascii=True)
         return
     table = Table("image", "class", "probability")
     for guesses in lists:
@@ -275,7 +290,7 @@ def demo(
         train_all(runs, at_once=at_once, console=console)
     except Interrupted as stopped:
         console.print(str(stopped), highlight=False)
-        raise typer.Exit(130) from None
+        raise typer.Exit(stopped.status) from None
     show_comparison(list(runs), folder / "report.html")
 
 

@@ -166,7 +166,7 @@ def test_a_record_of_something_else(experiment, data, tmp_path):
 def test_a_broken_run_is_named(experiment, data, tmp_path):
     (first, *_) = finish(tmp_path / "runs", experiment, data, [0])
     (tmp_path / "runs" / first.name / "details.json").write_text("{")
-    with pytest.raises(ValueError, match=r"cross-entropy,noise=0,seed=0 is broken.*train it again"):
+    with pytest.raises(ValueError, match=r"seed=0/details.json is broken.*makes it again"):
         experiment.run(Request("paper", tmp_path / "runs", data))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -12,8 +13,56 @@ from torch import Tensor
 from topklass._provenance import processor
 from topklass.data import Dataset, Split
 from topklass.functional import target_rank
+from topklass.train.records import REMAKE, naming, read_record
 
-DETAILS = "details.json"
+RESULT, DETAILS = "result.json", "details.json"
+
+
+class Data(TypedDict):
+    """The data set of a result."""
+
+    name: str
+
+
+class Result(TypedDict):
+    """What readers of ``result.json`` rely on; it has more."""
+
+    recipe: dict[str, Any]
+    data: Data
+    epoch: int
+    test: dict[str, dict[str, float]]
+    seconds: float
+    versions: dict[str, str]
+    hardware: str
+
+
+class Details(TypedDict):
+    """What readers of ``details.json`` rely on; it may have more."""
+
+    classes: list[str]
+    counts: list[int]
+    labels: list[int]
+    ranks: list[int]
+    epochs: list[dict[str, float]]
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The result of a finished run."""
+    return read_record(run / RESULT, Result)
+
+
+def read_details(run: Path) -> dict[str, Any]:
+    """The details of a finished run."""
+    record = read_record(run / DETAILS, Details)
+    classes, labels, ranks = (record[name] for name in ("classes", "labels", "ranks"))
+    with naming(run / DETAILS, REMAKE.format(run)):
+        if len(record["counts"]) != len(classes):
+            raise ValueError(f"it has {len(record['counts'])} counts of {len(classes)} classes")
+        if not len(labels) == len(ranks) > 0:
+            raise ValueError(f"it has {len(ranks)} ranks of {len(labels)} labels")
+        if not all(0 <= number < len(classes) for number in (*labels, *ranks)):
+            raise ValueError(f"labels and ranks must be from 0 to {len(classes) - 1}")
+    return record
 
 
 def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,24 +19,34 @@ from torch import Tensor, nn
 
 import topklass
 from topklass import models
-from topklass._files import lock_folder
+from topklass._files import ADVICE, WriteError, lock_folder, remove_parts
 from topklass._provenance import commit, versions
 from topklass.data import Dataset, Split, cutout, random_crop
 from topklass.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
 from topklass.train.criterion import loss_info
-from topklass.train.details import DETAILS, details, hardware
+from topklass.train.details import DETAILS, RESULT, details, hardware, read_details, read_result
 from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches
 from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
-from topklass.train.files import backup_of, load_checkpoint, write_json
+from topklass.train.files import load_checkpoint
 from topklass.train.module import Classifier
 from topklass.train.problem import prepare_data, with_validation
-from topklass.train.recipe import Recipe, load_recipe
-from topklass.train.signature import build_network, signature_of
-from topklass.train.trainer import make_trainer, quiet
+from topklass.train.processes import warn_of_few_cores
+from topklass.train.recipe import Recipe, changes
+from topklass.train.records import BrokenFileError, write_record
+from topklass.train.restore import (
+    BEST,
+    LAST,
+    RECIPE,
+    load_from,
+    load_weights,
+    read_recipe,
+    resumable,
+)
+from topklass.train.signature import build_network, load_signature, signature_of
+from topklass.train.trainer import METRICS, fit, make_trainer, quiet, write_epochs
 
-LAST, BEST = "checkpoints/last.ckpt", "checkpoints/best.ckpt"
-RECIPE, SIGNATURE, RESULT = "recipe.yaml", "signature.json", "result.json"
+SIGNATURE = "signature.json"
 LENGTHS = tuple(range(1, 11))
 """Of the lists whose accuracy is recorded."""
 EVALUATION_BATCH = 1024
@@ -59,7 +69,8 @@ def train(
         recipe: all settings.
         run: a folder, new unless an interrupted run is continued there.
         resume: continue from the last checkpoint; the result is that of a run without interruption.
-            A finished run is left as it is.
+            A finished run is left as it is, unless one of its records is broken, which is made
+            again.
         dataset: instead of the recipe's, without label noise. Without validation images a
             tenth of the training images is held out.
         console: where progress is shown; None for silence.
@@ -73,8 +84,8 @@ def train(
     first = getattr(rank_zero_only, "rank", 0) == 0
     if first:
         check_run(recipe, run, resume)
-    if resume and (run / RESULT).exists():
-        return json.loads((run / RESULT).read_text(encoding="utf-8")) if first else {}
+    if resume and is_complete(run):
+        return read_result(run) if first else {}
     with lock_folder(run) if first else nullcontext():
         return _train(recipe, run, resume, dataset, console, callbacks, first)
 
@@ -112,31 +123,64 @@ def _train(
     if first:  # not before: all mistakes in the settings have been found by now
         if not resume:
             require_readable(dataset, worker_count(recipe))
-            (run / RESULT).unlink(missing_ok=True)
+        (run / RESULT).unlink(missing_ok=True)
+        for folder in (run, run / "checkpoints"):
+            remove_parts(folder)
         run.mkdir(parents=True, exist_ok=True)
         recipe.save(run / RECIPE)
         signature.save(run / SIGNATURE)
     with quiet():
         trainer = make_trainer(recipe, run, module, console, callbacks)
+    if first:
+        warn_of_few_cores(trainer)
     device = trainer.strategy.root_device
     for each in (batches, validation):
         each.share(trainer.global_rank, trainer.world_size, device)
     last = resumable(run / LAST) if resume else None
     if last is not None:  # Lightning restores the loader in the middle of an epoch, not at its end
-        epoch, step = divmod(load_checkpoint(last)["global_step"], len(batches))
+        last, checkpoint = load_from(last, recipe, network)
+        epoch, step = divmod(checkpoint["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
     module.began = time.perf_counter()
+    with advice_on_full_disks(run):
+        try:
+            with advice_on_broken_files():
+                fit(trainer, module, batches, validation, ckpt_path=last)
+        finally:
+            if recipe.compile:  # free its graphs; a process may have but a few compilations
+                torch.compiler.reset()
+        seconds = time.perf_counter() - module.began
+        if not first:
+            return {}
+        write_epochs(run / METRICS, module.epochs)
+        network = build_network(recipe, signature).to(device)  # the trained one may be in pieces
+        return finish(recipe, run, dataset, network, seconds, module.epochs)
+
+
+def is_complete(run: Path) -> bool:
+    """Whether a run is finished, and its records are whole; a warning names one that is not."""
+    if not (run / RESULT).exists():
+        return False
     try:
-        with quiet(), advice_on_broken_files():
-            trainer.fit(module, batches, validation, ckpt_path=last)
-    finally:
-        if recipe.compile:  # free its graphs; the number of compilations of a process is limited
-            torch.compiler.reset()
-    seconds = time.perf_counter() - module.began
-    if not first:
-        return {}
-    network = build_network(recipe, signature).to(device)  # the trained one may be in pieces
-    return finish(recipe, run, dataset, network, seconds, module.epochs)
+        read_result(run), read_details(run), load_signature(run / SIGNATURE)
+    except (BrokenFileError, FileNotFoundError) as error:
+        warnings.warn(str(error), stacklevel=2)
+        return False
+    return True
+
+
+@contextmanager
+def advice_on_full_disks(run: Path) -> Iterator[None]:
+    """Add to the error of a file that cannot be written how to go on."""
+    try:
+        yield
+    except WriteError as error:
+        raise WriteError(f"{error}, and continue with --resume") from error
+    except OSError as error:  # of TensorBoard
+        if error.errno not in ADVICE:
+            raise
+        sentence = f"cannot write into {run}: {error.strerror}; {ADVICE[error.errno]}"
+        raise WriteError(f"{sentence}, and continue with --resume") from error
 
 
 def description(recipe: Recipe, dataset: Dataset, network: nn.Module) -> str:
@@ -163,27 +207,15 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
     if resume:
         if not saved.exists():
             raise FileNotFoundError(f"there is no run to continue in {run}: it has no {RECIPE}")
-        if load_recipe(saved) != recipe:
+        if differing := changes(recipe, read_recipe(run)):
             raise ValueError(
-                f"{saved} is another recipe than the one given: continue without other options, or "
-                "train in another folder"
+                f"{saved} is another recipe than the one given, {differing}: continue without "
+                "other options, or train in another folder"
             )
     elif saved.exists() and (resumable(run / LAST) or (run / RESULT).exists()):
         raise FileExistsError(
             f"there is a run in {run} already: continue it with --resume, or choose another folder"
         )
-
-
-def read_recipe(run: Path) -> Recipe:
-    """The recipe of a run, or an error if there is none."""
-    if not (run / RECIPE).exists():
-        raise FileNotFoundError(f"there is no run in {run}: it has no {RECIPE}")
-    return load_recipe(run / RECIPE)
-
-
-def resumable(last: Path) -> Path | None:
-    """The path of the last checkpoint, if it or its predecessor exists."""
-    return last if last.exists() or backup_of(last).exists() else None
 
 
 def training_batches(recipe: Recipe, split: Split) -> ShuffledBatches:
@@ -238,8 +270,8 @@ def finish(
         "commit": commit(),
         "hardware": hardware(next(network.parameters()).device),
     }
-    write_json(run / DETAILS, details(dataset, logits, epochs))
-    write_json(run / RESULT, record)
+    write_record(run / DETAILS, details(dataset, logits, epochs))
+    write_record(run / RESULT, record)
     return record
 
 
@@ -259,14 +291,6 @@ def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, lis
         average: topklass.topk_accuracy(logits, labels, lengths, average).tolist()
         for average in ("micro", "macro")
     }
-
-
-def load_weights(network: nn.Module, checkpoint: dict[str, Any]) -> None:
-    """Load a network's weights from a checkpoint: their moving average, if the recipe has one."""
-    prefix, state = "network.", checkpoint["state_dict"]
-    network.load_state_dict(
-        {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
-    )
 
 
 @torch.no_grad()

@@ -15,19 +15,16 @@ from topklass.data import Dataset, Split
 from topklass.train.batches import EvaluationBatches
 from topklass.train.details import printable
 from topklass.train.engine import (
-    BEST,
     EVALUATION_BATCH,
     SIGNATURE,
     accuracies,
-    load_weights,
     predictions,
-    read_recipe,
 )
 from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.file_views import several_views, worker_count
-from topklass.train.files import load_checkpoint
 from topklass.train.problem import prepare_data
 from topklass.train.recipe import Recipe
+from topklass.train.restore import load_best, read_recipe
 from topklass.train.signature import build_network, load_signature
 
 
@@ -58,7 +55,7 @@ def load_run(run: str | Path, dataset: Dataset | None = None) -> Run:
             "set that was given to train, as load_run(run, dataset)"
         )
     network = build_network(recipe, signature)
-    load_weights(network, load_checkpoint(run / BEST))
+    load_best(run, recipe, network)
     return Run(recipe, dataset, network.to(best_device()).eval())
 
 

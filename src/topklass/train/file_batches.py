@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,7 +178,23 @@ def leave_signals(worker: int) -> None:
 
 def raise_errors(loader: DataLoader[Any]) -> Iterator[Tensor]:
     """The batches of a loader; an error that a worker returned is raised here."""
-    for batch in loader:
-        if isinstance(batch, UnreadableError):
-            raise batch
-        yield batch
+    with naming_lost_workers():
+        for batch in loader:
+            if isinstance(batch, UnreadableError):
+                raise batch
+            yield batch
+
+
+@contextmanager
+def naming_lost_workers() -> Iterator[None]:
+    """Turn the error of a worker that failed or was killed into one sentence, at any time."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).strip().splitlines()[-1].rstrip(". ")
+        raise ChildProcessError(
+            f"a process that reads images has ended, perhaps for lack of memory ({reason}): take "
+            "fewer with --workers (0 for none), and continue a training with --resume"
+        ) from error

@@ -51,6 +51,10 @@ def worker_count(recipe: Recipe) -> int:
     """The recipe's number of workers, or one for each core of a device, at most 16."""
     if recipe.workers is not None:
         return recipe.workers
+    return max(1, min(MOST_WORKERS, core_count() // recipe.devices))
+
+
+def core_count() -> int:
+    """How many cores this process may use."""
     usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, cores // recipe.devices))
+    return len(usable(0)) if usable else os.cpu_count() or 1

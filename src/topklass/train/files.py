@@ -1,28 +1,24 @@
-"""Records and checkpoints of a run, written atomically."""
+"""Checkpoints of a run: written atomically, checked when they are read."""
 
 from __future__ import annotations
 
-import json
 import os
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from zipfile import ZipFile
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from topklass._files import write_whole
-
-
-def write_json(path: Path, record: object) -> None:
-    """Write a record as JSON."""
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+from topklass.train.records import BrokenFileError, naming
 
 
 class SafeCheckpoints(TorchCheckpointIO):
     """Checkpoints that are written atomically and loaded without executing code.
 
-    The previous one is kept as ``….before``, and is taken if the newest cannot be read.
+    The previous one is kept as ``….before``, and is taken if the newest is broken.
     """
 
     def save_checkpoint(
@@ -31,8 +27,8 @@ class SafeCheckpoints(TorchCheckpointIO):
         """Write a checkpoint; an existing file becomes its predecessor."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + ".new")
-        write_whole(fresh, lambda file: torch.save(checkpoint, file))
+        fresh = fresh_of(path)
+        write_whole(fresh, lambda file: save(checkpoint, file))
         if path.exists():
             os.replace(path, backup_of(path))
         os.replace(fresh, path)
@@ -45,7 +41,7 @@ class SafeCheckpoints(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint and its predecessor."""
-        for each in (Path(path), backup_of(Path(path))):
+        for each in versions_of(Path(path)):
             each.unlink(missing_ok=True)
 
 
@@ -54,20 +50,55 @@ def backup_of(path: Path) -> Path:
     return path.with_name(path.name + ".before")
 
 
+def fresh_of(path: Path) -> Path:
+    """Where a checkpoint is until its predecessor has been moved."""
+    return path.with_name(path.name + ".new")
+
+
+def versions_of(path: Path) -> tuple[Path, ...]:
+    """Files that a checkpoint may be in, the one to take first."""
+    return path, fresh_of(path), backup_of(path)
+
+
+def save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
+    """Write a checkpoint; the error is that of the file."""
+    try:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:  # PyTorch could not complete the file either
+        raise error.__context__ or error from None
+
+
 def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """A checkpoint, or its predecessor if it is missing or broken; nothing in it is executed."""
     return find_checkpoint(path, map_location)[1]
 
 
 def find_checkpoint(path: Path, map_location: Any = "cpu") -> tuple[Path, dict[str, Any]]:
-    """The same with its path."""
-    failures = []
-    for candidate in (path, backup_of(path)):
+    """The same with its path; a warning names what is broken."""
+    broken: list[str] = []
+    for candidate in versions_of(path):
         try:
-            checkpoint: dict[str, Any] = torch.load(
-                candidate, map_location=map_location, weights_only=True
-            )
-            return candidate, checkpoint
-        except Exception as failure:  # whatever is wrong with it, the other may be right
-            failures.append(f"{candidate.name}: {type(failure).__name__}: {failure}")
-    raise OSError(f"no checkpoint in {path.parent} can be read: {'; '.join(failures)}")
+            with naming(candidate, "it is passed over"):
+                checkpoint = read_checkpoint(candidate, map_location)
+        except FileNotFoundError:
+            continue
+        except BrokenFileError as error:  # the other may be right
+            broken.append(str(error))
+            continue
+        if broken:
+            warnings.warn(f"{'; '.join(broken)}, and {candidate.name} taken", stacklevel=2)
+        return candidate, checkpoint
+    if broken:
+        raise BrokenFileError(f"{'; '.join(broken)}, and there is no other: train again")
+    raise FileNotFoundError(f"there is no checkpoint {path}")
+
+
+def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint; each part of it has a checksum, which PyTorch does not look at."""
+    with ZipFile(path) as parts:
+        if wrong := parts.testzip():
+            raise ValueError(f"the checksum of {wrong} is wrong")
+    checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"it has a {type(checkpoint).__name__}, not a checkpoint")
+    return checkpoint

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from topklass.train.criterion import unknown_options
-from topklass.train.engine import RECIPE, train
+from topklass.train.engine import train
 from topklass.train.finished import format_value, read_run
 from topklass.train.recipe import Recipe
+from topklass.train.restore import RECIPE
 from topklass.train.several import is_finished
 
 GRIDS = {"tau": (0.01, 0.1, 1.0, 10.0), "epsilon": (0.1, 0.2, 0.5, 1.0, 2.0)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +11,13 @@ import torch
 from torch import Tensor
 
 from topklass.functional.accuracy import among_largest, averaged, count_by_class
-from topklass.train.details import DETAILS
-from topklass.train.engine import RECIPE, RESULT
+from topklass.train.details import DETAILS, RESULT, read_details, read_result
 from topklass.train.recipe import AROUND_LOSS, LOSS_OPTIONS, Recipe
+from topklass.train.records import REMAKE, BrokenFileError, naming
+from topklass.train.restore import RECIPE
 
 NOT_COMPARED = ("seed", "workers")
 """Settings in which the runs of a group may differ: workers change no result."""
-
-
-SHOWN = ("epoch", "seconds", "versions", "hardware")
-"""Of a result, what reports show besides its accuracies."""
 
 
 class NotFinished(Exception):
@@ -101,30 +97,26 @@ def read_run(folder: Path) -> FinishedRun:
         raise NotFinished(f"{folder} holds no run: it has no {RECIPE}")
     if not (folder / RESULT).exists():
         raise NotFinished(
-            f"{folder} is not finished: continue it with topklass train --resume --run {folder}"
+            f"{folder} is not finished: continue it with topklass train --resume --folder {folder}"
         )
     if not (folder / DETAILS).exists():
         raise NotFinished(
             f"{folder} has no {DETAILS}: an older topklass trained it; train it again"
         )
     try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        details = json.loads((folder / DETAILS).read_text(encoding="utf-8"))
-        run = FinishedRun(
-            folder,
-            Recipe().with_changes(result["recipe"]),
-            result,
-            tuple(details["classes"]),
-            torch.tensor(details["counts"]),
-            torch.tensor(details["labels"]),
-            torch.tensor(details["ranks"]),
-            details.get("images"),
-            tuple(details["epochs"]),
-        )
-        run.accuracy(run.recipe.k)
-        _ = result["data"]["name"], [result[name] for name in SHOWN]
-    except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
-        raise NotFinished(
-            f"{folder} is broken: {type(error).__name__}: {error}; train it again"
-        ) from error
-    return run
+        result, details = read_result(folder), read_details(folder)
+        with naming(folder / RESULT, REMAKE.format(folder)):
+            recipe = Recipe().with_changes(result["recipe"])
+    except (BrokenFileError, OSError) as error:
+        raise NotFinished(str(error)) from error
+    return FinishedRun(
+        folder,
+        recipe,
+        result,
+        tuple(details["classes"]),
+        torch.tensor(details["counts"]),
+        torch.tensor(details["labels"]),
+        torch.tensor(details["ranks"]),
+        details.get("images"),
+        tuple(details["epochs"]),
+    )

@@ -50,6 +50,8 @@ class Classifier(L.LightningModule):
         ks = tuple(dict.fromkeys((1, recipe.k)))
         self.monitored = f"validation/top{recipe.k}"
         self.train_loss = MeanMetric(nan_strategy="disable")  # looking for NaN waits for the GPU
+        if not torch.backends.mps.is_available():  # the same in any order of additions
+            self.train_loss.set_dtype(torch.float64)
         self.train_accuracy = TopKAccuracy(classes, ks, average=recipe.average)
         self.validation_accuracy = TopKAccuracy(classes, ks, average=recipe.average)
 
@@ -109,13 +111,14 @@ class Classifier(L.LightningModule):
         self._log_accuracy("validation", self.validation_accuracy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the logs, and the metrics of an epoch that is not complete."""
+        """Save the recipe, the logs, and the metrics of an epoch that is not complete."""
+        checkpoint["recipe"] = self.recipe.as_yaml()
         checkpoint["epochs"] = self.epochs
         checkpoint["seconds"] = time.perf_counter() - self.began
         checkpoint["metrics"] = [metric_state(metric) for metric in self._metrics()]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore both; the first process takes the metrics of all."""
+        """Restore logs and metrics; the first process takes the metrics of all."""
         self.epochs = checkpoint["epochs"]
         self.began = time.perf_counter() - checkpoint["seconds"]
         if self.global_rank == 0:

@@ -16,12 +16,12 @@ from topklass.data import ImageFiles
 from topklass.data._extras import extra
 from topklass.data.files import SUFFIXES, is_image_name
 from topklass.train.criterion import build_loss, loss_info
-from topklass.train.engine import BEST, SIGNATURE, load_weights, read_recipe
+from topklass.train.engine import SIGNATURE
 from topklass.train.evaluation import best_device
 from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.file_views import centre, worker_count
-from topklass.train.files import load_checkpoint
 from topklass.train.recipe import Recipe
+from topklass.train.restore import load_best, read_recipe
 from topklass.train.signature import Signature, build_network, load_signature
 
 AT_ONCE = 64
@@ -62,7 +62,7 @@ def predict(
     recipe, signature = read_recipe(run), load_signature(run / SIGNATURE)
     files = image_files(paths)
     network = build_network(recipe, signature)
-    load_weights(network, load_checkpoint(run / BEST))
+    load_best(run, recipe, network)
     network.to(best_device()).eval()
     labels = torch.zeros(len(files), dtype=torch.int64)
     pictures, view = ImageFiles(files), partial(network_input, signature=signature)

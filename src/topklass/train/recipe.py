@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from math import inf
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, get_args, get_type_hints
 
 import yaml
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import topklass
 from topklass._files import write_whole
 from topklass.train.criterion import build_loss, did_you_mean, loss_info, unknown_options
+from topklass.train.records import naming
 
 CHOICES = {
     "noise_kind": ("superclass", "block", "symmetric"),
@@ -152,7 +154,7 @@ class Recipe:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 given = getattr(self, name)
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {short(given)}")
         for name, low, high in BOUNDS:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -209,26 +211,51 @@ class Recipe:
         check_names(changes)
         return replace(self, **{name: _checked(name, value) for name, value in changes.items()})
 
+    def as_yaml(self) -> str:
+        """All settings."""
+        settings = {**asdict(self), "milestones": list(self.milestones)}
+        return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+
     def save(self, path: Path) -> None:
         """Write all settings as YAML."""
-        settings = {**asdict(self), "milestones": list(self.milestones)}
-        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        write_whole(path, lambda file: file.write(text.encode()))
+        write_whole(path, lambda file: file.write(self.as_yaml().encode()))
 
 
 def load_recipe(path: Path) -> Recipe:
     """Read a recipe; what it does not set has its default."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no recipe {path}")
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    if settings is None:
-        settings = {}
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} must hold settings as `name: value`, got {settings!r}")
+    with naming(path, "correct it", "is not a valid recipe"):
+        return parse_recipe(path.read_text(encoding="utf-8"))
+
+
+def parse_recipe(text: str) -> Recipe:
+    """A recipe from YAML; what it does not set has its default."""
+    settings = yaml.safe_load(text)
+    if not isinstance(settings, dict) or not settings:
+        raise ValueError(f"it must hold settings as `name: value`, got {short(settings)}")
     return Recipe().with_changes(settings)
+
+
+def changes(recipe: Recipe, other: Recipe, but: Iterable[str] = ()) -> str:
+    """The settings in which a recipe differs from another, in words.
+
+    Args:
+        recipe: the one.
+        other: the other.
+        but: settings that may differ.
+
+    Example:
+        >>> changes(Recipe(k=3, patience=2), Recipe())
+        'k 3 instead of 5, patience 2 instead of none'
+    """
+    found = []
+    for name in (each.name for each in fields(Recipe) if each.name not in but):
+        one, two = (getattr(each, name) for each in (recipe, other))
+        if one != two:
+            written = ["none" if value is None else value for value in (one, two)]
+            found.append(f"{name} {written[0]} instead of {written[1]}")
+    return ", ".join(found)
 
 
 def check_names(settings: Mapping[str, Any]) -> None:
@@ -237,7 +264,7 @@ def check_names(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in known:
             hint = did_you_mean(str(name), known)
-            raise ValueError(f"a recipe has no {name!r}.{hint} It has: {', '.join(known)}")
+            raise ValueError(f"a recipe has no {short(name)}.{hint} It has: {', '.join(known)}")
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -245,17 +272,17 @@ def _checked(name: str, value: Any) -> Any:
     if name == "data_options":
         if isinstance(value, dict):
             return value
-        raise ValueError(f"{name} must be options as `name: value`, got {value!r}")
+        raise ValueError(f"{name} must be options as `name: value`, got {short(value)}")
     if name == "milestones":
         with suppress(TypeError, ValueError):
             return tuple(float(share) for share in value)
-        raise ValueError(f"{name} must be a list of numbers, got {value!r}")
+        raise ValueError(f"{name} must be a list of numbers, got {short(value)}")
     kinds = get_args(_types()[name]) or (_types()[name],)
     if float in kinds and isinstance(value, int | str) and not isinstance(value, bool):
         with suppress(ValueError):  # YAML takes 1e-3 for a word
             return float(value)
     if type(value) not in kinds:
-        raise ValueError(f"{name} must be {TYPES[kinds[0]]}, got {value!r}")
+        raise ValueError(f"{name} must be {TYPES[kinds[0]]}, got {short(value)}")
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import signal
 import sys
@@ -24,9 +23,12 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from topklass._checks import check_count
-from topklass.train.engine import RECIPE, RESULT, train
+from topklass.train.details import RESULT, read_result
+from topklass.train.engine import train
 from topklass.train.progress import summary
-from topklass.train.recipe import Recipe, load_recipe
+from topklass.train.recipe import Recipe, changes, load_recipe
+from topklass.train.restore import RECIPE
+from topklass.train.terminal import hide_failed_writes
 from topklass.train.trainer import Interrupted, stop_after_step
 
 STOPPED = 130
@@ -90,7 +92,7 @@ def train_all(
                             finished(folder)
                             to_go = f"({len(waiting) + len(active)} to go)"
                             line = f"{names[folder]}: {result_line(folder)}  {to_go}"
-                            bar.console.print(line, soft_wrap=True)
+                            bar.console.print(line, soft_wrap=True, markup=False)
                         elif process.exitcode == STOPPED:
                             raise KeyboardInterrupt
                         else:
@@ -117,11 +119,10 @@ def is_finished(folder: Path, recipe: Recipe) -> bool:
     if not (folder / RECIPE).exists():
         return False
     found = load_recipe(folder / RECIPE)
-    if found != recipe:
-        there, asked = differences([found, recipe])
+    if differing := changes(found, recipe):
         raise FileExistsError(
-            f"{folder} has a run of another recipe, {there} instead of {asked}: move it away, or "
-            "choose another folder"
+            f"{folder} has a run of another recipe, {differing}: move it away, or choose another "
+            "folder"
         )
     return (folder / RESULT).exists()
 
@@ -130,8 +131,8 @@ def differences(recipes: list[Recipe]) -> list[str]:
     """The settings in which recipes differ.
 
     Example:
-        >>> differences([Recipe(seed=0), Recipe(seed=1), Recipe(seed=1, loss="noised")])
-        ['smooth, seed 0', 'smooth, seed 1', 'noised, seed 1']
+        >>> differences([Recipe(seed=0, loss="smooth"), Recipe(seed=1, loss="noised")])
+        ['smooth, seed 0', 'noised, seed 1']
     """
     names = [each.name for each in fields(Recipe)]
     several = [n for n in names if len({repr(getattr(each, n)) for each in recipes}) > 1]
@@ -147,7 +148,7 @@ def differences(recipes: list[Recipe]) -> list[str]:
 
 def result_line(folder: Path) -> str:
     """Test accuracies of a finished run."""
-    record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    record = read_result(folder)
     micro, k = record["test"]["micro"], record["recipe"]["k"]
     shares = "  ".join(f"top-{n} {100 * micro[str(n)]:.1f} %" for n in dict.fromkeys((1, k)))
     return f"{shares}  {record['seconds']:.0f} s"
@@ -161,7 +162,7 @@ class _Run(NamedTuple):
 
 def _make_bar(console: Console | None) -> Bar:
     return Bar(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
@@ -207,6 +208,7 @@ def _train(
 ) -> None:
     """What a process does: train, and send progress, or the error."""
     torch.set_num_threads(threads)
+    hide_failed_writes()
     callbacks = [*callbacks, _SendProgress(connection, recipe.k)]
     try:
         train(recipe, folder, resume=(folder / RECIPE).exists(), callbacks=callbacks)

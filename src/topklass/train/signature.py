@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +13,8 @@ from topklass.data import IMAGENET, Dataset, Normalize, Split
 from topklass.train.criterion import loss_info
 from topklass.train.details import printable
 from topklass.train.file_views import centre_view
-from topklass.train.files import write_json
 from topklass.train.recipe import Recipe
+from topklass.train.records import REMAKE, naming, read_record, write_record
 
 COSINE_SCALE = 16.0
 """Of a cosine head, for losses that do not scale its scores themselves."""
@@ -47,17 +45,21 @@ class Signature:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        write_json(path, {**asdict(self), "classes": printable(self.classes)})
+        write_record(path, {**asdict(self), "classes": printable(self.classes)})
 
 
 def load_signature(path: Path) -> Signature:
     """Read it from JSON."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no {path}, which training writes when it begins")
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("classes", "mean", "std"):
-        record[name] = tuple(record[name])
-    return Signature(**record)
+    record = read_record(path, Signature)
+    with naming(path, REMAKE.format(path.parent)):
+        for name in ("classes", "mean", "std"):
+            record[name] = tuple(record[name])
+        signature = Signature(**record)
+        if signature.channels not in (1, 3) or min(signature.height, signature.width) < 1:
+            raise ValueError("it must have images with 1 or 3 channels and some pixels")
+        if not len(signature.mean) == len(signature.std) == signature.channels:
+            raise ValueError("it must have a mean and a deviation of each channel")
+        return signature
 
 
 def signature_of(recipe: Recipe, dataset: Dataset) -> Signature:

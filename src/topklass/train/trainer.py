@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
     ModelCheckpoint,
     WeightAveraging,
 )
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from topklass._files import write_whole
+from topklass.train.file_batches import naming_lost_workers
 from topklass.train.files import SafeCheckpoints
 from topklass.train.module import Classifier
+from topklass.train.processes import Processes, naming_ended_ranks
 from topklass.train.progress import Progress
 from topklass.train.recipe import Recipe
 from topklass.train.sharding import strategy
 
+METRICS = "metrics.csv"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They stop a training."""
 KEEP_EVERY = timedelta(minutes=2)
 """How often a checkpoint is written within an epoch: the most that a power cut may cost."""
 
@@ -43,6 +53,7 @@ EXPECTED_WARNINGS = (
     ".*LeafSpec.*is deprecated.*",  # between Lightning and PyTorch
 )
 """Lightning warns about these, but they are intended here."""
+LAUNCHER = "lightning.fabric.strategies.launchers.subprocess_script"
 
 
 @contextmanager
@@ -55,6 +66,7 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", message)
         for logger in loggers:
             logger.setLevel(logging.WARNING)
+        logging.getLogger(LAUNCHER).setLevel(logging.INFO)  # says which process has ended
         try:
             yield
         finally:
@@ -63,7 +75,17 @@ def quiet() -> Iterator[None]:
 
 
 class Interrupted(Exception):
-    """Training was asked to stop, and a checkpoint was written."""
+    """Training was asked to stop, and can be continued.
+
+    Args:
+        message: for the user.
+        number: of the signal.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.status = 128 + number
+        """Exit status of the process, as shells have it."""
 
 
 class Best(ModelCheckpoint):
@@ -88,6 +110,33 @@ class WithinEpochs(ModelCheckpoint):
         """Save if it is time."""
         if not trainer.is_last_batch:
             super().on_train_batch_end(trainer, *rest)
+
+
+class AfterEpochs(ModelCheckpoint):
+    """A checkpoint after each epoch, and before it a table of all epochs.
+
+    Args:
+        table: where to write it; the other arguments are those of ``ModelCheckpoint``.
+    """
+
+    def __init__(self, table: Path, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.table = table
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write both."""
+        if trainer.is_global_zero:
+            write_epochs(self.table, pl_module.epochs)  # type: ignore[arg-type]
+        super().on_train_epoch_end(trainer, pl_module)
+
+
+def write_epochs(path: Path, epochs: Sequence[dict[str, float]]) -> None:
+    """Write what was logged in each epoch as CSV."""
+    text = StringIO()
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in epochs for name in row)))
+    table.writeheader()
+    table.writerows(epochs)
+    write_whole(path, lambda file: file.write(text.getvalue().encode()))
 
 
 class MovingAverage(WeightAveraging):
@@ -127,14 +176,11 @@ class StopAfterStep(Callback):
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
         self.asked = False
-        self.received: set[int] = set()
-        self.previous: dict[int, Any] = {}
+        self.received: list[int] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Handle signals, which only the main thread can."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self._ask)
+        """Handle signals."""
+        set_handlers(dict.fromkeys(SIGNALS, self._ask))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop here if asked to: the previous epoch has left a checkpoint."""
@@ -147,31 +193,52 @@ class StopAfterStep(Callback):
             trainer.save_checkpoint(self.checkpoint)
             self._stop(trainer)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-        self.previous = {}
-
     def _agreed(self, trainer: L.Trainer) -> bool:
         """Whether any process was asked: one that stopped alone would leave the others waiting."""
         return trainer.strategy.reduce_boolean_decision(self.asked, all=False)
 
     def _stop(self, trainer: L.Trainer) -> NoReturn:
-        raise Interrupted(f"stopped after step {trainer.global_step}; continue with --resume")
+        raise Interrupted(
+            f"stopped after step {trainer.global_step}; continue with --resume", *self.received[:1]
+        )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if number in self.received:
-            raise KeyboardInterrupt
-        self.received.add(number)
         self.asked = True
+        self.received.append(number)
+        if number in self.received[:-1]:
+            raise KeyboardInterrupt
+
+
+def fit(trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
+    """Train; a process that is told to end at once raises :class:`Interrupted`."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with quiet(), naming_ended_ranks(trainer), naming_lost_workers():
+            trainer.fit(*arguments, **options)
+    except SystemExit as end:  # Lightning's, after a signal
+        received = [n for each in _stops(trainer) for n in each.received]
+        number = signal.SIGTERM if isinstance(end, SIGTERMException) else signal.SIGINT
+        message = "stopped at once; continue from the last checkpoint with --resume"
+        raise Interrupted(message, *received[:1] or [number]) from None
+    finally:
+        set_handlers(handlers)  # Lightning leaves others
+
+
+def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Set handlers of signals, which only the main thread can."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def stop_after_step(trainer: L.Trainer) -> None:
     """Stop as after Ctrl-C."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, StopAfterStep):
-            callback.asked = True
+    for callback in _stops(trainer):
+        callback.asked = True
+
+
+def _stops(trainer: L.Trainer) -> list[StopAfterStep]:
+    return [each for each in trainer.callbacks if isinstance(each, StopAfterStep)]  # type: ignore[attr-defined]
 
 
 def make_trainer(
@@ -187,30 +254,39 @@ def make_trainer(
     last = WithinEpochs(
         folder, "last", monitor=None, train_time_interval=KEEP_EVERY, enable_version_counter=False
     )
-    at_epoch = ModelCheckpoint(
-        folder, "last", monitor=None, every_n_epochs=1, enable_version_counter=False
+    at_epoch = AfterEpochs(
+        run / METRICS,
+        folder,
+        "last",
+        monitor=None,
+        every_n_epochs=1,
+        enable_version_counter=False,
     )
     averaging = [] if recipe.ema is None else [MovingAverage(recipe.ema)]
     # Checkpoints are written last: StopAfterStep writes one, Lightning moves the others to the end.
-    callbacks = [*averaging, *more, StopAfterStep(folder / "last.ckpt"), best, last, at_epoch]
+    stop = StopAfterStep(folder / "last.ckpt")
+    callbacks = [*averaging, *more, Processes(), stop, best, last, at_epoch]
     if recipe.patience is not None:
         callbacks.append(EarlyStopping(module.monitored, patience=recipe.patience, mode="max"))
     if console is not None:
         callbacks.append(Progress(console, module.steps, recipe.batch_size, recipe.k))
-    return L.Trainer(
-        max_epochs=recipe.epochs,
-        devices=recipe.devices,
-        num_nodes=recipe.nodes,
-        strategy=strategy(recipe.strategy),
-        benchmark=recipe.compile or None,  # of convolutions
-        precision=recipe.precision,  # type: ignore[arg-type]
-        accelerator="auto",
-        callbacks=callbacks,
-        plugins=[SafeCheckpoints()],
-        logger=[CSVLogger(run, "", ""), TensorBoardLogger(run, "", "tensorboard")],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1_000_000,
-        use_distributed_sampler=False,
-    )
+    try:
+        return L.Trainer(
+            max_epochs=recipe.epochs,
+            devices=recipe.devices,
+            num_nodes=recipe.nodes,
+            strategy=strategy(recipe.strategy),
+            benchmark=recipe.compile or None,  # of convolutions
+            precision=recipe.precision,  # type: ignore[arg-type]
+            accelerator="auto",
+            callbacks=callbacks,
+            plugins=[SafeCheckpoints()],
+            logger=TensorBoardLogger(run, "", "tensorboard"),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1_000_000,
+            use_distributed_sampler=False,
+        )
+    except MisconfigurationException as error:  # more devices than there are, for example
+        raise ValueError(" ".join(str(error).split())) from error

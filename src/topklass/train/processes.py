@@ -1,0 +1,83 @@
+"""Several processes of a run: which one has ended, and how many fit a machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from topklass.train.file_views import core_count
+
+PATIENCE = 1.0
+"""Seconds until a process that has closed its connections has ended, too."""
+
+
+class Processes(Callback):
+    """Knows the processes of a run on one machine, by rank."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Gather their numbers."""
+        if trainer.world_size > 1 and trainer.num_nodes == 1 and sys.platform != "win32":
+            self.ids = [0] * trainer.world_size
+            torch.distributed.all_gather_object(self.ids, os.getpid())
+
+    def ended(self) -> list[int]:
+        """The ranks that have ended, after a while; none if that is not known."""
+        until = time.monotonic() + PATIENCE
+        while self.ids and time.monotonic() < until:
+            if ranks := [rank for rank, number in enumerate(self.ids) if not runs(number)]:
+                return ranks
+            time.sleep(0.02)
+        return []
+
+
+def runs(number: int) -> bool:
+    """Whether there is a process with this number that has not ended."""
+    try:
+        os.kill(number, 0)
+        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
+    except ProcessLookupError:
+        return False
+    except OSError:  # not on Linux
+        return True
+    return status.rpartition(")")[2].split()[0] != "Z"  # ended, but its parent has not looked
+
+
+@contextmanager
+def naming_ended_ranks(trainer: L.Trainer) -> Iterator[None]:
+    """Turn the errors of a lost connection into one sentence that names who has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        if trainer.world_size == 1 or not lost:
+            raise
+        known = [each for each in trainer.callbacks if isinstance(each, Processes)]  # type: ignore[attr-defined]
+        ranks = [rank for each in known for rank in each.ended()]
+        who = f"rank {', '.join(map(str, ranks))}" if ranks else "another rank"
+        raise ChildProcessError(
+            f"{who} of {trainer.world_size} has ended, so rank {trainer.global_rank} stops; "
+            "continue with --resume"
+        ) from error
+
+
+def warn_of_few_cores(trainer: L.Trainer) -> None:
+    """Warn if several processes share a core."""
+    cores = core_count()
+    if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
+        warnings.warn(
+            f"{trainer.num_devices} processes share {cores} core{'s' if cores > 1 else ''}, which "
+            f"is slower than one for each: --devices {cores}",
+            stacklevel=2,
+        )

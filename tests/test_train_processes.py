@@ -1,0 +1,102 @@
+"""Several processes of a run: who has ended is named, and torchrun leaves our options alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from test_cli import npz, settings  # noqa: F401 a fixture
+from test_train_engine import assert_same_weights
+from topklass.cli import FILE_ONLY
+from topklass.train.processes import Processes, naming_ended_ranks, runs, warn_of_few_cores
+from topklass.train.recipe import Recipe
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs processes of POSIX")
+
+
+@posix
+def test_processes_that_have_ended():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    known = Processes()
+    known.ids = [os.getpid(), child.pid]
+    assert runs(child.pid)
+    child.kill()
+    assert known.ended() == [1]  # the parent has not looked yet
+    child.communicate()
+    assert known.ended() == [1]
+    assert not runs(child.pid)
+
+
+def trainer(processes: int, *callbacks: Processes) -> SimpleNamespace:
+    return SimpleNamespace(world_size=processes, global_rank=0, callbacks=callbacks)
+
+
+def test_lost_connections_are_named(monkeypatch):
+    known = Processes()
+    monkeypatch.setattr(known, "ended", lambda: [1, 3])
+    expected = "rank 1, 3 of 4 has ended, so rank 0 stops; continue with --resume"
+    with pytest.raises(ChildProcessError, match=expected), naming_ended_ranks(trainer(4, known)):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection reset by peer")
+    with pytest.raises(ChildProcessError, match="another rank"), naming_ended_ranks(trainer(2)):
+        raise torch.distributed.DistNetworkError("timed out")
+    with pytest.raises(RuntimeError, match="out of memory"), naming_ended_ranks(trainer(2)):
+        raise RuntimeError("out of memory")
+
+
+def test_few_cores(monkeypatch):
+    monkeypatch.setattr("topklass.train.processes.core_count", lambda: 2)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    with pytest.warns(UserWarning, match="4 processes share 2 cores.*--devices 2"):
+        warn_of_few_cores(SimpleNamespace(strategy=strategy, num_devices=4))
+    warn_of_few_cores(SimpleNamespace(strategy=strategy, num_devices=2))
+
+
+def test_torchrun_leaves_our_options_alone():
+    """It takes beginnings of its own options, also behind the name of the program."""
+    from torch.distributed.run import get_args_parser
+
+    names = [each.name.replace("_", "-") for each in fields(Recipe) if each.name not in FILE_ONLY]
+    names += ["recipe", "folder", "resume", "find-tau", "find-epsilon", "option"]
+    ours = ["train", *(f"--{name}" for name in names)]
+    found = get_args_parser().parse_args(["--nproc-per-node", "2", "-m", "topklass", *ours])
+    assert found.training_script == "topklass"
+    assert found.training_script_args == ours
+
+
+@pytest.mark.slow
+@posix
+def test_a_rank_that_is_killed(npz, tmp_path):  # noqa: F811 a fixture
+    """The other says so in a sentence, and the run can be continued to the same weights."""
+    arguments = [*settings(npz), "--devices", "2", "--strategy", "ddp", "--epochs", "40"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def command(*more: str) -> list[str]:
+        return [sys.executable, "-m", "topklass", "train", *more]
+
+    first = command(*arguments, "--folder", str(whole))
+    subprocess.run(first, check=True, capture_output=True)
+    process = subprocess.Popen(
+        command(*arguments, "--folder", str(killed)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while not (killed / "checkpoints" / "last.ckpt").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    listed = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "topklass"], capture_output=True, text=True
+    )
+    os.kill(int(listed.stdout.split()[0]), signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert "Error: rank 1 of 2 has ended, so rank 0 stops; continue with --resume\n" in error
+    assert "Traceback" not in error
+    assert process.returncode == 2
+    subprocess.run(command("--resume", "--folder", str(killed)), check=True, capture_output=True)
+    assert_same_weights(whole, killed)
