@@ -63,7 +63,8 @@ def test_npz(tmp_path):
     [((4, 6, 5), 1), ((4, 6, 5, 1), 1), ((4, 6, 5, 3), 3), ((4, 3, 6, 5), 3), ((4, 1, 6, 5), 1)],
 )
 def test_shapes_of_images(tmp_path, shape, channels):
-    write_npz(tmp_path / "toy.npz", x_test=np.zeros(shape, np.uint8))
+    images = np.zeros(shape, np.uint8)
+    write_npz(tmp_path / "toy.npz", x_train=images, y_train=np.arange(4), x_test=images)
     assert read_npz(tmp_path / "toy.npz").test.images.shape == (4, channels, 6, 5)
 
 
@@ -85,7 +86,7 @@ def test_superclasses_of_samples(tmp_path):
         ({"x_test": np.zeros((4, 5, 4, 2), np.uint8)}, "x_test must have shape"),
         ({"y_test": np.zeros(4)}, "y_test must be integers"),
         ({"y_test": np.zeros(3, int)}, "each of the 4 images"),
-        ({"y_test": np.array([0, 1, 2, -1])}, "labels of test must be from 0 to 3, got -1"),
+        ({"y_test": np.array([0, 1, 2, -1])}, "without gaps.*from -1 to 3"),
         ({"classes": np.array(["cat"])}, "labels of train must be from 0 to 0, got 3"),
         ({"classes": np.array([print], dtype=object)}, "plain arrays"),
     ],
@@ -185,10 +186,12 @@ def test_unreadable_images_are_named(tmp_path):
 
 
 def test_bad_folders(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected train/<class>.*found none of them"):
+    with pytest.raises(
+        FileNotFoundError, match=r"expected train/<class>.*found neither folders nor images"
+    ):
         read_image_folder(tmp_path)
     write_folder(tmp_path, ("train",))
-    with pytest.raises(FileNotFoundError, match="found train"):
+    with pytest.raises(FileNotFoundError, match="found the folders train"):
         read_image_folder(tmp_path)
     (tmp_path / "val").mkdir()
     with pytest.raises(ValueError, match="val has no folders of classes"):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass.data.arrays import as_images, as_labels
+from topklass.data.arrays import as_images, as_labels, class_names
 from topklass.data.dataset import Dataset, Split
 
 
@@ -95,8 +95,8 @@ def from_map_style(
         key: map_split(source) for key, source in given.items() if source is not None
     }
     if classes is None:
-        number = 1 + max(int(split.labels.max()) for split in splits.values())
-        classes = getattr(train, "classes", [str(label) for label in range(number)])
+        classes = getattr(train, "classes", None)
+    names = class_names([split.labels for split in splits.values()], classes)
     name = name or type(train).__name__
     record = {"name": name, "format": "passed in from Python"}
-    return Dataset(name, classes=tuple(classes), record=record, **splits)
+    return Dataset(name, classes=names, record=record, **splits)

@@ -32,6 +32,8 @@ BOUNDS = (
     *((name, 0, 1) for name in ("noise", "cutmix", "label_smoothing", "reweight_from")),
     ("logit_adjustment", 0, inf),
     ("patience", 1, inf),
+    ("validation", 0, inf),
+    ("seed", -(2**63), 2**64 - 1),  # of torch.manual_seed
 )
 """Settings with a smallest and a largest value."""
 TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
