@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
-from memory_peak import memory_peak
+from memory_peak import RESET, memory_peak
 from test_data_readers import write_npz
 from topklass.data import from_map_style, read_npz
 from topklass.data.files import read_image
@@ -26,7 +26,7 @@ LITTLE = 64 * MIB
 def test_the_measure():
     with memory_peak() as peak:
         assert bytearray(80 * MIB)
-    assert peak.grown == 0 or 75 * MIB < peak.grown < 100 * MIB
+    assert not RESET.exists() or 75 * MIB < peak.grown < 100 * MIB
 
 
 # Labels
@@ -227,7 +227,7 @@ MUCH = {
 def test_pickles_that_describe_much(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     with memory_peak() as peak, suppress(ValueError):
-        as_tensor(read_pickle(tmp_path / "file")["data"] if b"data" in content else None)
+        as_tensor(read_pickle(tmp_path / "file").get("data"))
     assert peak.grown < LITTLE
 
 

@@ -89,11 +89,23 @@ def test_superclasses_of_samples(tmp_path):
         ({"y_test": np.array([0, 1, 2, -1])}, "without gaps.*from -1 to 3"),
         ({"classes": np.array(["cat"])}, "labels of train must be from 0 to 0, got 3"),
         ({"classes": np.array([print], dtype=object)}, "plain arrays"),
+        ({"classes": np.array("cat")}, r"classes must be a list of at most 16 names"),
+        ({"y_test": np.array([0, 1, 2, 9])}, "without gaps; there are 5 different .* from 0 to 9"),
+        ({"y_test": np.array(["a", "b", "c", "d"])}, "y_test must be integers, got <U1"),
+        ({"y_test": np.zeros(4, complex)}, "y_test must be integers"),
+        ({"x_val": np.zeros((4, 5, 4, 3), np.uint8)}, "there is x_val, but no y_val"),
+        ({"x_train": np.zeros((0, 5, 4, 3), np.uint8)}, "x_train is empty"),
+        ({"x_test": np.zeros((0, 5, 4, 3), np.uint8), "y_test": np.zeros(0, int)}, "x_test is em"),
+        ({"x_test": np.zeros((4, 0, 0, 3), np.uint8)}, r"must have pixels, got .*\(4, 3, 0, 0\)"),
+        ({"x_test": np.zeros((4, 5, 4), np.uint8)}, r"images of test .*\(3, 5, 4\), got \(1, 5, 4"),
+        ({"x_test": np.zeros((4, 6, 4, 3), np.uint8)}, r"images of test .*got \(3, 6, 4\): resize"),
+        ({"superclass": np.zeros(3, int)}, "given for 3 classes, but there are 4"),
+        ({"coarse_train": np.zeros(3, int)}, "one superclass for each of the 12 training labels"),
     ],
 )
 def test_bad_npz(tmp_path, changes, message):
     write_npz(tmp_path / "toy.npz", **changes)
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError), match=rf"toy\.npz.*{message}"):
         read_npz(tmp_path / "toy.npz")
 
 
@@ -203,6 +215,28 @@ def test_bad_folders(tmp_path):
     (tmp_path / "test" / "c").mkdir()
     with pytest.raises(ValueError, match="test has 'd', which train lacks"):
         read_image_folder(tmp_path)
+
+
+def test_a_folder_in_another_form_says_what_was_found(tmp_path):
+    write_folder(tmp_path / "no splits", ("",))
+    with pytest.raises(
+        FileNotFoundError, match=r"no splits is .* it has the folders a, b, c; images must"
+    ):
+        load(tmp_path / "no splits")
+    flat = tmp_path / "no splits" / "a"
+    with pytest.raises(
+        FileNotFoundError, match=r"it has 3 images; images must be sorted into train/<c"
+    ):
+        load(flat)
+    write_folder(tmp_path / "no test", ("train",))
+    with pytest.raises(FileNotFoundError, match=r"of which val or test .*found the folders train"):
+        load(tmp_path / "no test")
+    (tmp_path / "no classes").mkdir()
+    for split in ("train", "test"):
+        flat.rename(tmp_path / "no classes" / split)
+        flat = tmp_path / "no splits" / "b"
+    with pytest.raises(ValueError, match=r"train has no folders of classes.*found 3 images"):
+        load(tmp_path / "no classes")
 
 
 def test_classes_without_images_are_named(tmp_path):

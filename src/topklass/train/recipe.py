@@ -14,6 +14,7 @@ import yaml
 from torch import Tensor, nn
 
 import topklass
+from topklass._checks import is_number
 from topklass._files import write_whole
 from topklass.train.criterion import build_loss, did_you_mean, loss_info, unknown_options
 
@@ -157,9 +158,9 @@ class Recipe:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
         for name, low, high in BOUNDS:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value is not None and not (is_number(value) and low <= value <= high):
                 expected = f"at least {low}" if high == inf else f"from {low} to {high}"
-                raise ValueError(f"{name} must be {expected}, got {value}")
+                raise ValueError(f"{name} must be {expected}, got {value!r}")
         for name, right, expected in (
             ("learning_rate", self.learning_rate > 0, "positive"),
             ("momentum", self.momentum < 1, "less than 1"),
