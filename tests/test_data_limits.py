@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
-from memory_peak import RESET, memory_peak
+from fuzz.memory_peak import RESET, memory_peak
+from fuzz.pickle_bombs import BOMBS, ENCODE, pickled
 from test_data_readers import write_npz
 from topklass.data import from_map_style, read_npz
 from topklass.data.files import read_image
@@ -40,9 +41,10 @@ def test_the_measure():
         {"classes": np.zeros(30 * MIB, np.uint8)},
         {"superclass": np.array([0, 0, 1, 10**12])},
         {"coarse_train": np.full(12, 10**12)},
+        {"y_test": np.zeros(30 * MIB, np.uint8)},
         {"superclass": np.array([0, 0, 1, 1]), "superclasses": np.zeros(30 * MIB, np.uint8)},
     ],
-    ids=["test", "train", "classes", "superclass", "coarse", "superclasses"],
+    ids=["test", "train", "classes", "superclass", "coarse", "too many", "superclasses"],
 )
 def test_nothing_is_as_large_as_a_label(tmp_path, changes):
     write_npz(tmp_path / "toy.npz", **changes)
@@ -186,44 +188,8 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 # Pickles
 
-TEXT = struct.pack("<I", MIB) + b"a" * MIB
-ENCODE = b"c_codecs\nencode\n"
-KIND = b"cnumpy\ndtype\nU\x02u1\x85R"
 
-
-def pickled(*parts):
-    return b"\x80\x02}(" + b"".join(parts) + b"u."
-
-
-def an_array(shape, content):
-    return b"cnumpy\nndarray\n)R(K\x01" + shape + KIND + b"\x89" + content + b"tb"
-
-
-def get(index):
-    return b"h%c" % index
-
-
-LISTS = [b"]q\x00", *(b"]q%c(" % n + get(n - 1) * 10 + b"e" for n in range(1, 9))]
-PAIRS = [get(n) + get(n) + b"\x86q%c" % (n + 1) for n in range(60)]
-MUCH = {
-    "an index": b"\x80\x02}r" + struct.pack("<I", 2**26) + b".",
-    "lists of lists": pickled(b"U\x01a](", *LISTS, b"e"),
-    "one string often": pickled(b"U\x01a](T", TEXT, b"q\x00", get(0) * 300, b"e"),
-    "one text often": pickled(
-        b"U\x01a](X", TEXT, b"\x85q\x00", ENCODE, b"q\x01", (get(1) + get(0) + b"R") * 300, b"e"
-    ),
-    "one array often": pickled(
-        b"U\x01a](T", TEXT, b"q\x00", an_array(b"J\x00\x00\x10\x00\x85", get(0)) * 300, b"e"
-    ),
-    "a bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**30) + b".",
-    "pairs of pairs as a key": pickled(b"U\x00q\x00", *PAIRS, b"K\x01"),
-    "a shape of text": pickled(
-        b"U\x04data", an_array(b"J\xff\xff\xff\x0fU\x10" + b"a" * 16 + b"\x86", b"U\x01a")
-    ),
-}
-
-
-@pytest.mark.parametrize("content", MUCH.values(), ids=list(MUCH))
+@pytest.mark.parametrize("content", BOMBS.values(), ids=list(BOMBS))
 def test_pickles_that_describe_much(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     with memory_peak() as peak, suppress(ValueError):

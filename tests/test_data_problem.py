@@ -26,9 +26,10 @@ def test_a_rare_class_keeps_half_of_its_images():
     assert torch.bincount(data.validation.labels).tolist() == [3, 3]
 
 
-def test_a_class_without_training_images():
-    with pytest.raises(ValueError, match=r"toy has no validation images.*'class 1' has none\. Add"):
-        with_validation(dataset([20, 0, 20]), Recipe(k=1))
+@pytest.mark.parametrize("fewest", [0, 1])
+def test_too_few_images_of_a_class(fewest):
+    with pytest.raises(ValueError, match=f"toy has no validation .*'class 1' has {fewest}\\. Add"):
+        with_validation(dataset([20, fewest, 20]), Recipe(k=1))
 
 
 @pytest.mark.parametrize("size", [40, 41])

@@ -99,8 +99,14 @@ def test_superclasses_of_samples(tmp_path):
         ({"x_test": np.zeros((4, 0, 0, 3), np.uint8)}, r"must have pixels, got .*\(4, 3, 0, 0\)"),
         ({"x_test": np.zeros((4, 5, 4), np.uint8)}, r"images of test .*\(3, 5, 4\), got \(1, 5, 4"),
         ({"x_test": np.zeros((4, 6, 4, 3), np.uint8)}, r"images of test .*got \(3, 6, 4\): resize"),
-        ({"superclass": np.zeros(3, int)}, "given for 3 classes, but there are 4"),
-        ({"coarse_train": np.zeros(3, int)}, "one superclass for each of the 12 training labels"),
+        (
+            {"superclass": np.zeros(3, int)},
+            r"superclass must have one label for each of the 4 classes, got shape \(3,\)",
+        ),
+        (
+            {"coarse_train": np.zeros(3, int)},
+            "coarse_train must have one label for each of the 12 training im",
+        ),
     ],
 )
 def test_bad_npz(tmp_path, changes, message):

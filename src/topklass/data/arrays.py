@@ -68,13 +68,7 @@ def _split(content: Mapping[str, Any], key: str) -> Split:
     images = as_images(content[x], x)
     if not len(images):
         raise ValueError(f"{x} is empty, expected at least one image")
-    labels = as_labels(content[y], y)
-    if labels.shape != (len(images),):
-        raise ValueError(
-            f"{y} must have one label for each of the {len(images)} images of {x}, got shape "
-            f"{tuple(labels.shape)}"
-        )
-    return Split(images, labels)
+    return Split(images, as_labels(content[y], y, len(images), "images"))
 
 
 def _names(content: Mapping[str, Any], key: str, most: int, what: str) -> tuple[str, ...] | None:
@@ -131,11 +125,18 @@ def as_images(array: Any, name: str = "images") -> Tensor:
     )
 
 
-def as_labels(array: Any, name: str = "labels") -> Tensor:
-    """Labels of a NumPy array, tensor or list as int64 (N)."""
+def as_labels(
+    array: Any, name: str = "labels", number: int | None = None, of: str = "images"
+) -> Tensor:
+    """Labels of a NumPy array, tensor or list as int64 (N), as many as there must be."""
     labels = _tensor(array, name, INTEGERS, "integers")
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
+    if number is not None and labels.shape != (number,):  # before it takes eight times its size
+        raise ValueError(
+            f"{name} must have one label for each of the {number} {of}, got shape "
+            f"{tuple(labels.shape)}"
+        )
     return labels.long()
 
 
@@ -152,11 +153,6 @@ def _tensor(array: Any, name: str, kinds: Sequence[torch.dtype], expected: str) 
 
 def superclass_of_class(coarse: Tensor, fine: Tensor, classes: int) -> Tensor:
     """The superclass of each class, (C), from those of samples; error if they contradict."""
-    if coarse.shape != fine.shape:
-        raise ValueError(
-            f"there must be one superclass for each of the {len(fine)} training labels, got shape "
-            f"{tuple(coarse.shape)}"
-        )
     check_range("training labels", fine, classes)
     found = torch.zeros(classes, dtype=torch.int64)
     found[fine] = coarse
@@ -171,9 +167,9 @@ def _superclasses(
     content: Mapping[str, Any], labels: Tensor, classes: int
 ) -> dict[str, Superclasses]:
     if "superclass" in content:
-        of_class = as_labels(content["superclass"], "superclass")
+        of_class = as_labels(content["superclass"], "superclass", classes, "classes")
     elif "coarse_train" in content:
-        coarse = as_labels(content["coarse_train"], "coarse_train")
+        coarse = as_labels(content["coarse_train"], "coarse_train", len(labels), "training images")
         of_class = superclass_of_class(coarse, labels, classes)
     else:
         return {}

@@ -59,11 +59,11 @@ def with_validation(dataset: Dataset, recipe: Recipe) -> Dataset:
 def _tenth(dataset: Dataset) -> int:
     """About a tenth of the training images, at most half of those of the smallest class."""
     classes, counts = len(dataset.classes), dataset.counts
-    fewest = int(counts.min())
-    if not fewest:
+    fewest, rarest = int(counts.min()), dataset.classes[int(counts.argmin())]
+    if fewest < 2:
         raise ValueError(
-            f"{dataset.name} has no validation images, and none can be held out of the training "
-            f"images of each class: {dataset.classes[int(counts.argmin())]!r} has none. Add "
-            "validation images, add images of that class, or remove it"
+            f"{dataset.name} has no validation images, and to hold some out takes two training "
+            f"images of each class: {rarest!r} has {fewest}. Add validation images or images of "
+            "that class, or set validation to the number of images to hold out anyway"
         )
     return classes * max(1, min(len(dataset.train) // (10 * classes), fewest // 2))
