@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset, TensorDataset
 
 from topklass.data import (
     FORMATS,
@@ -297,6 +298,30 @@ def test_pairs_without_attributes():
     assert dataset.classes == ("0", "1")
     assert dataset.train.images[3].unique().tolist() == [3]
     assert dataset.counts.tolist() == [2, 2]
+
+
+def test_tensors_stay_in_memory():
+    """Small images that are read on demand would be enlarged, as files are."""
+    images, labels = torch.randint(256, (6, 3, 5, 4), dtype=torch.uint8), torch.arange(6) % 3
+    sources = [TensorDataset(images, labels), [*zip(images, labels.tolist(), strict=True)]]
+    for source in [*sources, *(Subset(each, range(6)) for each in sources)]:
+        split = map_split(source)
+        assert split.in_memory
+        assert torch.equal(split.images, images)
+        assert torch.equal(split.labels, labels)
+    assert not map_split([(images[0], 0), (images[0, :, :4], 1)]).in_memory
+
+
+def test_subsets():
+    source = InMemory()
+    split = map_split(Subset(source, [5, 0, 2]))
+    assert split.in_memory
+    assert torch.equal(split.images, map_split(source).images[[5, 0, 2]])
+    assert split.labels.tolist() == [2, 0, 2]
+    rotated = map_split(Subset(InMemory(transform=lambda image: image.rotate(90)), [4]))
+    assert not rotated.in_memory
+    assert rotated.labels.tolist() == [1]
+    assert from_map_style(Subset(source, [1, 2]), source).classes == ("cat", "dog", "cow")
 
 
 def test_names_come_from_the_training_set():
