@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from topklass.data._extras import extra
-from topklass.data.limits import HOW, check_decoded_size, decoded_limit
+from topklass.data.limits import LimitError, check_decoded_size, decoded_limit, too_large
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -74,17 +74,19 @@ class ImageFiles:
 def read_image(path: str | Path) -> Any:
     """The picture in a file as a Pillow image in RGB; the error of an unreadable one names it."""
     image = extra("PIL.Image")
+    _raise_limit_of_pillow(image)
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait forever
             raise ValueError("it is not a file")
-        _raise_limit_of_pillow(image)
         with image.open(path, formats=FORMATS) as picture:
             check_decoded_size(path, BYTES_PER_PIXEL * picture.width * picture.height)
             return eight_bits(picture).convert("RGB")
+    except LimitError:
+        raise
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no image {fspath(path)}") from error
     except image.DecompressionBombError as error:
-        raise ValueError(f"{fspath(path)} cannot be read as an image: {error}; {HOW}") from error
+        raise too_large(path, "too much memory", decoded_limit()) from error
     except Exception as error:  # what a corrupt file raises can be anything
         reason = str(error) or type(error).__name__
         raise ValueError(f"{fspath(path)} cannot be read as an image: {reason}") from error

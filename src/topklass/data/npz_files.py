@@ -8,7 +8,7 @@ from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from topklass.data._extras import extra
-from topklass.data.limits import check_decoded_size
+from topklass.data.limits import LimitError, check_decoded_size
 
 GROWTH = 100
 """How many times its own size a file may become, beyond the limit for small ones."""
@@ -29,6 +29,8 @@ def read_plain_arrays(path: Path) -> dict[str, Any]:
                     each.filename.removesuffix(".npy"): _read_array(archive, each)
                     for each in members
                 }
+        except LimitError:
+            raise
         except Exception as error:  # what a corrupt archive raises can be anything
             reason = str(error) or type(error).__name__
             raise ValueError(
