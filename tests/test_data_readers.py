@@ -324,6 +324,12 @@ def test_subsets():
     assert from_map_style(Subset(source, [1, 2]), source).classes == ("cat", "dog", "cow")
 
 
+def test_all_images_are_in_memory_or_none():
+    """Or the network would be trained on small images, and tested on enlarged ones."""
+    with pytest.raises(ValueError, match="images of test are read on demand but the training"):
+        from_map_style(InMemory(), InMemory(transform=lambda image: image))
+
+
 def test_names_come_from_the_training_set():
     dataset = from_map_style(InMemory(), InMemory(), InMemory())
     assert (dataset.name, dataset.classes) == ("InMemory", ("cat", "dog", "cow"))

@@ -175,7 +175,14 @@ class Dataset:
 
 
 def _check_same_shape(name: str, images: Tensor | Pictures, training: Tensor | Pictures) -> None:
-    """Require images in memory to be like those of training."""
+    """Require images like those of training: in memory and of the same shape, or on demand."""
+    in_memory = [isinstance(each, Tensor) for each in (images, training)]
+    if in_memory[0] != in_memory[1]:
+        where = ["in memory" if each else "read on demand" for each in in_memory]
+        raise ValueError(
+            f"images of {name} are {where[0]} but the training images are {where[1]}, and would be "
+            "resized differently: make both data sets in the same way, with or without a transform"
+        )
     if isinstance(images, Tensor) and isinstance(training, Tensor):
         found, expected = tuple(images.shape[1:]), tuple(training.shape[1:])
         if found != expected:
