@@ -213,7 +213,7 @@ class Grey:
 
 def test_pictures_with_other_channels():
     colour, grey, mixed = (Split(Grey(*n), torch.tensor([0, 1])) for n in ((3, 3), (1, 1), (3, 1)))
-    with pytest.raises(ValueError, match="test of toy have 1 channels, .* images have 3"):
+    with pytest.raises(ValueError, match=r"test of toy have 1 channels, .* images have 3"):
         require_readable(Dataset("toy", colour, grey, ("a", "b")))
     batches = FileEvaluationBatches(mixed.images, mixed.labels, 2, centre_view(Recipe(crop=4)))
     with pytest.raises(UnreadableError, match=r"same channels, got views of \[\(1, 4, 4\), \(3"):
