@@ -173,7 +173,7 @@ def load_record(path: Path) -> Record:
         raise FileNotFoundError(f"there is no record {path}")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     wrong = f"{path} is not a record of python -m experiments"
     lacking = [key for key in RECORD if not isinstance(record, dict) or key not in record]

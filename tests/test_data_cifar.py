@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from topklass.data import read_cifar
-from topklass.data.safe_pickle import read_pickle
+from topklass.data.safe_pickle import as_tensor, read_pickle
 
 FINE = [f"fine_{index}" for index in range(10)]
 COARSE = ["one", "two"]
@@ -96,7 +96,7 @@ def test_pickles_of_python_2(tmp_path):
     (tmp_path / "file").write_bytes(raw)
     content = read_pickle(tmp_path / "file")
     assert content["labels"] == [7]
-    assert content["data"].tolist() == [[1, 255, 3]]
+    assert as_tensor(content["data"]).tolist() == [[1, 255, 3]]
 
 
 # Broken files
@@ -137,7 +137,7 @@ def test_binaries_with_labels_that_there_are_not(binaries):
     content = bytearray(file.read_bytes())
     content[1] = 200
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="is corrupt: index 200"):
+    with pytest.raises(ValueError, match="labels must be from 0 to 9, got 200"):
         read_cifar(binaries)
 
 
@@ -157,9 +157,12 @@ def test_binaries_with_contradicting_superclasses(binaries):
         ({"data": np.zeros((49, 3072), np.uint8)}, r"found shape \(49, 3072\)"),
         ({"data": np.zeros((50, 3072))}, "must hold uint8"),
         ({"data": np.zeros((3072, 50), np.uint8).T}, "must hold uint8 by rows"),
-        ({"data": [1, 2]}, "must have data, fine_labels, coarse_labels; it has"),
+        ({"data": [1, 2]}, "train: there must be an array, found list"),
         ({"fine_labels": [99] * 50}, "is corrupt"),
-        ({"fine_labels": None}, "must have data"),
+        ({"fine_labels": None}, "train: fine_labels must be a list of class indices"),
+        ({"fine_labels": ["0"] * 50}, "train: fine_labels must be a list of class indices"),
+        ({"fine_labels": [10**20] * 50}, "train: fine_labels must be a list of class indices"),
+        ({"fine_labels": [[0]] * 50}, "train: fine_labels must be a list of class indices"),
     ],
 )
 def test_pickles_with_other_content(pickles, change, message):
@@ -216,4 +219,4 @@ def test_arrays_with_a_wrong_number_of_bytes(tmp_path):
     content = pickle.dumps({"data": array}, protocol=2).replace(b"K\x02K\x03", b"K\x04K\x03")
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match="cannot have 6 bytes"):
-        read_pickle(tmp_path / "file")
+        as_tensor(read_pickle(tmp_path / "file")["data"])

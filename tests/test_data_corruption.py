@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -83,9 +84,20 @@ def test_bad_datasets():
 
 
 def test_streams_of_different_keys_differ():
-    keys = [(0,), (1,), (0, 0), (0, "a"), (0, "a", 1), ("0",)]
+    keys = [(0,), (1,), (0, 0), (0, "a"), (0, "a", 1), (0, "0")]
     draws = {tuple(torch.rand(4, generator=generator(*key)).tolist()) for key in keys}
     assert len(draws) == len(keys)
+
+
+@pytest.mark.parametrize("seed", ["0", 0.5, None, True, torch.tensor(0)])
+def test_seeds_are_integers(seed):
+    with pytest.raises(TypeError, match="seed must be an integer, got"):
+        hold_out(dataset(), 10, seed=seed)
+
+
+def test_seeds_of_numpy_are_those_of_python():
+    draws = [torch.rand(4, generator=generator(seed, "a")).tolist() for seed in (7, np.int64(7))]
+    assert draws[0] == draws[1]
 
 
 # Subsets

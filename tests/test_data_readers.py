@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset, TensorDataset
 
 from topklass.data import (
     FORMATS,
@@ -63,7 +64,8 @@ def test_npz(tmp_path):
     [((4, 6, 5), 1), ((4, 6, 5, 1), 1), ((4, 6, 5, 3), 3), ((4, 3, 6, 5), 3), ((4, 1, 6, 5), 1)],
 )
 def test_shapes_of_images(tmp_path, shape, channels):
-    write_npz(tmp_path / "toy.npz", x_test=np.zeros(shape, np.uint8))
+    images = np.zeros(shape, np.uint8)
+    write_npz(tmp_path / "toy.npz", x_train=images, y_train=np.arange(4), x_test=images)
     assert read_npz(tmp_path / "toy.npz").test.images.shape == (4, channels, 6, 5)
 
 
@@ -85,14 +87,32 @@ def test_superclasses_of_samples(tmp_path):
         ({"x_test": np.zeros((4, 5, 4, 2), np.uint8)}, "x_test must have shape"),
         ({"y_test": np.zeros(4)}, "y_test must be integers"),
         ({"y_test": np.zeros(3, int)}, "each of the 4 images"),
-        ({"y_test": np.array([0, 1, 2, -1])}, "labels of test must be from 0 to 3, got -1"),
+        ({"y_test": np.array([0, 1, 2, -1])}, "without gaps.*from -1 to 3"),
         ({"classes": np.array(["cat"])}, "labels of train must be from 0 to 0, got 3"),
         ({"classes": np.array([print], dtype=object)}, "plain arrays"),
+        ({"classes": np.array("cat")}, r"classes must be a list of at most 16 names"),
+        ({"y_test": np.array([0, 1, 2, 9])}, "without gaps; there are 5 different .* from 0 to 9"),
+        ({"y_test": np.array(["a", "b", "c", "d"])}, "y_test must be integers, got <U1"),
+        ({"y_test": np.zeros(4, complex)}, "y_test must be integers"),
+        ({"x_val": np.zeros((4, 5, 4, 3), np.uint8)}, "there is x_val, but no y_val"),
+        ({"x_train": np.zeros((0, 5, 4, 3), np.uint8)}, "x_train is empty"),
+        ({"x_test": np.zeros((0, 5, 4, 3), np.uint8), "y_test": np.zeros(0, int)}, "x_test is em"),
+        ({"x_test": np.zeros((4, 0, 0, 3), np.uint8)}, r"must have pixels, got .*\(4, 3, 0, 0\)"),
+        ({"x_test": np.zeros((4, 5, 4), np.uint8)}, r"images of test .*\(3, 5, 4\), got \(1, 5, 4"),
+        ({"x_test": np.zeros((4, 6, 4, 3), np.uint8)}, r"images of test .*got \(3, 6, 4\): resize"),
+        (
+            {"superclass": np.zeros(3, int)},
+            r"superclass must have one label for each of the 4 classes, got shape \(3,\)",
+        ),
+        (
+            {"coarse_train": np.zeros(3, int)},
+            "coarse_train must have one label for each of the 12 training im",
+        ),
     ],
 )
 def test_bad_npz(tmp_path, changes, message):
     write_npz(tmp_path / "toy.npz", **changes)
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError), match=rf"toy\.npz.*{message}"):
         read_npz(tmp_path / "toy.npz")
 
 
@@ -185,10 +205,12 @@ def test_unreadable_images_are_named(tmp_path):
 
 
 def test_bad_folders(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected train/<class>.*found none of them"):
+    with pytest.raises(
+        FileNotFoundError, match=r"expected train/<class>.*found neither folders nor images"
+    ):
         read_image_folder(tmp_path)
     write_folder(tmp_path, ("train",))
-    with pytest.raises(FileNotFoundError, match="found train"):
+    with pytest.raises(FileNotFoundError, match="found the folders train"):
         read_image_folder(tmp_path)
     (tmp_path / "val").mkdir()
     with pytest.raises(ValueError, match="val has no folders of classes"):
@@ -200,6 +222,28 @@ def test_bad_folders(tmp_path):
     (tmp_path / "test" / "c").mkdir()
     with pytest.raises(ValueError, match="test has 'd', which train lacks"):
         read_image_folder(tmp_path)
+
+
+def test_a_folder_in_another_form_says_what_was_found(tmp_path):
+    write_folder(tmp_path / "no splits", ("",))
+    with pytest.raises(
+        FileNotFoundError, match=r"no splits is .* it has the folders a, b, c; images must"
+    ):
+        load(tmp_path / "no splits")
+    flat = tmp_path / "no splits" / "a"
+    with pytest.raises(
+        FileNotFoundError, match=r"it has 3 images; images must be sorted into train/<c"
+    ):
+        load(flat)
+    write_folder(tmp_path / "no test", ("train",))
+    with pytest.raises(FileNotFoundError, match=r"of which val or test .*found the folders train"):
+        load(tmp_path / "no test")
+    (tmp_path / "no classes").mkdir()
+    for split in ("train", "test"):
+        flat.rename(tmp_path / "no classes" / split)
+        flat = tmp_path / "no splits" / "b"
+    with pytest.raises(ValueError, match=r"train has no folders of classes.*found 3 images"):
+        load(tmp_path / "no classes")
 
 
 def test_classes_without_images_are_named(tmp_path):
@@ -254,6 +298,36 @@ def test_pairs_without_attributes():
     assert dataset.classes == ("0", "1")
     assert dataset.train.images[3].unique().tolist() == [3]
     assert dataset.counts.tolist() == [2, 2]
+
+
+def test_tensors_stay_in_memory():
+    """Small images that are read on demand would be enlarged, as files are."""
+    images, labels = torch.randint(256, (6, 3, 5, 4), dtype=torch.uint8), torch.arange(6) % 3
+    sources = [TensorDataset(images, labels), [*zip(images, labels.tolist(), strict=True)]]
+    for source in [*sources, *(Subset(each, range(6)) for each in sources)]:
+        split = map_split(source)
+        assert split.in_memory
+        assert torch.equal(split.images, images)
+        assert torch.equal(split.labels, labels)
+    assert not map_split([(images[0], 0), (images[0, :, :4], 1)]).in_memory
+
+
+def test_subsets():
+    source = InMemory()
+    split = map_split(Subset(source, [5, 0, 2]))
+    assert split.in_memory
+    assert torch.equal(split.images, map_split(source).images[[5, 0, 2]])
+    assert split.labels.tolist() == [2, 0, 2]
+    rotated = map_split(Subset(InMemory(transform=lambda image: image.rotate(90)), [4]))
+    assert not rotated.in_memory
+    assert rotated.labels.tolist() == [1]
+    assert from_map_style(Subset(source, [1, 2]), source).classes == ("cat", "dog", "cow")
+
+
+def test_all_images_are_in_memory_or_none():
+    """Or the network would be trained on small images, and tested on enlarged ones."""
+    with pytest.raises(ValueError, match="images of test are read on demand but the training"):
+        from_map_style(InMemory(), InMemory(transform=lambda image: image))
 
 
 def test_names_come_from_the_training_set():

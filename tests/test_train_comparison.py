@@ -91,6 +91,15 @@ def test_left_out(tmp_path):
         assert any(folder in each and reason in each for each in comparison.left_out), said
 
 
+@pytest.mark.parametrize("epoch", [{}, {"epoch": float("nan")}, {"epoch": "1"}])
+def test_epochs_without_a_number(tmp_path, epoch):
+    run = write_run(tmp_path / "run")
+    details = json.loads((run / "details.json").read_text())
+    (run / "details.json").write_text(json.dumps({**details, "epochs": [{"a": 1.0, **epoch}]}))
+    with pytest.raises(ValueError, match=r"details\.json is broken"):
+        compare([run])
+
+
 def test_nothing_finished(tmp_path):
     with pytest.raises(ValueError, match=r"no finished run to compare.*holds no run"):
         compare([tmp_path])

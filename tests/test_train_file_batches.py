@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from image_folders import CLASSES, write_folder
-from topklass.data import ImageFiles, fixed_views, generator, random_view, read_image_folder
+from topklass.data import (
+    Dataset,
+    ImageFiles,
+    Split,
+    fixed_views,
+    generator,
+    random_view,
+    read_image_folder,
+)
 from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches, UnreadableError
 from topklass.train.file_check import require_readable, unreadable, unreadable_images
 from topklass.train.file_views import centre_view, several_views, training_view, worker_count
@@ -185,3 +193,28 @@ def test_errors(dataset):
         Recipe(resize=200)
     with pytest.raises(ValueError, match="workers must be at least 0"):
         Recipe(workers=-1)
+
+
+class Grey:
+    """Pictures with so many channels each."""
+
+    def __init__(self, *channels: int) -> None:
+        self.channels = channels
+
+    def __len__(self) -> int:
+        return len(self.channels)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(self.channels[index], 8, 8, dtype=torch.uint8)
+
+    def take(self, indices: torch.Tensor) -> "Grey":
+        return Grey(*(self.channels[index] for index in indices.tolist()))
+
+
+def test_pictures_with_other_channels():
+    colour, grey, mixed = (Split(Grey(*n), torch.tensor([0, 1])) for n in ((3, 3), (1, 1), (3, 1)))
+    with pytest.raises(ValueError, match=r"test of toy have 1 channels, .* images have 3"):
+        require_readable(Dataset("toy", colour, grey, ("a", "b")))
+    batches = FileEvaluationBatches(mixed.images, mixed.labels, 2, centre_view(Recipe(crop=4)))
+    with pytest.raises(UnreadableError, match=r"same channels, got views of \[\(1, 4, 4\), \(3"):
+        list(batches)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topklass.data.arrays import superclass_of_class
 from topklass.data.dataset import Dataset, Split, Superclasses, class_counts
-from topklass.data.safe_pickle import read_pickle
+from topklass.data.safe_pickle import as_tensor, read_pickle
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -81,7 +81,7 @@ def _cifar100_pickles(root: Path) -> Dataset:
 
 def _cifar100_binary(root: Path) -> Dataset:
     fine_names, coarse_names = (
-        tuple((root / f"{kind}_label_names.txt").read_text(encoding="utf-8").split())
+        tuple((root / f"{kind}_label_names.txt").read_text("utf-8", "replace").split())
         for kind in ("fine", "coarse")
     )
     train, coarse = _from_binary(root / "train.bin")
@@ -116,7 +116,7 @@ def _cifar100(
             superclasses={"coarse": Superclasses(coarse_names, of_class)},
             record={"name": "cifar100", "format": layout, "path": str(root)},
         )
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise ValueError(f"{root} is corrupt: {error}") from error
 
 
@@ -126,7 +126,10 @@ def _cifar10_pickles(root: Path) -> Dataset:
     train = Split(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
     test = Split(*_from_pickle(root / "test_batch", "labels"))
     record = {"name": "cifar10", "format": "cifar-10-batches-py", "path": str(root)}
-    return Dataset("cifar10", train, test, names, record=record)
+    try:
+        return Dataset("cifar10", train, test, names, record=record)
+    except ValueError as error:
+        raise ValueError(f"{root} is corrupt: {error}") from error
 
 
 def _names(meta: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
@@ -139,18 +142,28 @@ def _names(meta: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
 def _from_pickle(path: Path, *keys: str) -> list[Tensor]:
     """Images, and the labels of each key."""
     content = read_pickle(path)
-    data = content.get("data")
-    lists = [content.get(key) for key in keys]
-    if not isinstance(data, Tensor) or not all(isinstance(labels, list) for labels in lists):
+    if any(key not in content for key in ("data", *keys)):
         expected = ", ".join(("data", *keys))
         raise ValueError(f"{path} must have {expected}; it has {', '.join(content)}")
-    labels = [torch.tensor(numbers, dtype=torch.int64) for numbers in lists]
+    try:
+        data = as_tensor(content["data"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    labels = [_labels(content[key], key, path) for key in keys]
     if data.shape[1:] != (PIXELS,) or any(len(numbers) != len(data) for numbers in labels):
         raise ValueError(
             f"{path} must have {PIXELS} bytes of data for each of its {len(labels[0])} labels, "
             f"found shape {tuple(data.shape)}"
         )
     return [data.view(-1, *SHAPE), *labels]
+
+
+def _labels(numbers: object, key: str, path: Path) -> Tensor:
+    if not isinstance(numbers, list) or not all(
+        type(number) is int and 0 <= number < 2**31 for number in numbers
+    ):
+        raise ValueError(f"{path}: {key} must be a list of class indices")
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _from_binary(path: Path) -> tuple[Split, Tensor]:

@@ -80,6 +80,8 @@ class Split:
 
 
 def _check_images(images: Tensor) -> None:
+    if 0 in images.shape[1:]:
+        raise ValueError(f"images must have pixels, got shape {tuple(images.shape)}")
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):
         raise ValueError(
             "images in memory must be a uint8 tensor (N, channels, H, W) with 1 or 3 channels, "
@@ -106,7 +108,7 @@ class Superclasses:
                 "of_class must have one int64 for each class, "
                 f"got shape {tuple(known.shape)} and {known.dtype}"
             )
-        _check_range("superclasses", known, len(self.names))
+        check_range("superclasses", known, len(self.names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +143,10 @@ class Dataset:
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             raise ValueError(f"class names must differ, got {twice!r} more than once")
         for name, split in self.splits.items():
-            _check_range(f"labels of {name}", split.labels, len(self.classes))
+            if not len(split):
+                raise ValueError(f"there are no images in {name}, expected at least one")
+            _check_same_shape(name, split.images, self.train.images)
+            check_range(f"labels of {name}", split.labels, len(self.classes))
         for name, division in self.superclasses.items():
             if len(division.of_class) != len(self.classes):
                 raise ValueError(
@@ -169,12 +174,31 @@ class Dataset:
         return replace(self, **changes)
 
 
+def _check_same_shape(name: str, images: Tensor | Pictures, training: Tensor | Pictures) -> None:
+    """Require images like those of training: in memory and of the same shape, or on demand."""
+    in_memory = [isinstance(each, Tensor) for each in (images, training)]
+    if in_memory[0] != in_memory[1]:
+        where = ["in memory" if each else "read on demand" for each in in_memory]
+        raise ValueError(
+            f"images of {name} are {where[0]} but the training images are {where[1]}, and would be "
+            "resized differently: make both data sets in the same way, with or without a transform"
+        )
+    if isinstance(images, Tensor) and isinstance(training, Tensor):
+        found, expected = tuple(images.shape[1:]), tuple(training.shape[1:])
+        if found != expected:
+            raise ValueError(
+                f"images of {name} must have the channels, height and width of the training "
+                f"images, {expected}, got {found}: resize or convert them"
+            )
+
+
 def class_counts(split: Split, classes: int) -> Tensor:
     """Number of images of each class, (C)."""
     return torch.bincount(split.labels, minlength=classes)
 
 
-def _check_range(what: str, indices: Tensor, number: int) -> None:
+def check_range(what: str, indices: Tensor, number: int) -> None:
+    """Require indices from 0 to a number, that one excluded."""
     if indices.numel() == 0:
         return
     lowest, highest = (int(bound) for bound in indices.aminmax())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from os import fsdecode, fsencode, fspath
@@ -12,8 +13,12 @@ import torch
 from torch import Tensor
 
 from topklass.data._extras import extra
+from topklass.data.limits import LimitError, check_decoded_size, decoded_limit, too_large
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""Pillow knows more, and starts Ghostscript for one of them, whatever the file is called."""
+BYTES_PER_PIXEL = 3
 
 
 def is_image_name(name: str) -> bool:
@@ -69,13 +74,32 @@ class ImageFiles:
 def read_image(path: str | Path) -> Any:
     """The picture in a file as a Pillow image in RGB; the error of an unreadable one names it."""
     image = extra("PIL.Image")
+    _raise_limit_of_pillow(image)
     try:
-        with image.open(path) as picture:
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait forever
+            raise ValueError("it is not a file")
+        with image.open(path, formats=FORMATS) as picture:
+            check_decoded_size(path, BYTES_PER_PIXEL * picture.width * picture.height)
             return eight_bits(picture).convert("RGB")
+    except LimitError:
+        raise
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no image {fspath(path)}") from error
-    except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
-        raise ValueError(f"{fspath(path)} cannot be read as an image: {error}") from error
+    except image.DecompressionBombError as error:
+        raise too_large(path, "too much memory", decoded_limit()) from error
+    except Exception as error:  # what a corrupt file raises can be anything
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{fspath(path)} cannot be read as an image: {reason}") from error
+
+
+def _raise_limit_of_pillow(image: Any) -> None:
+    """Let Pillow read what our limit allows; the default limits are the same.
+
+    Pillow raises an error at twice the number that it warns at.
+    """
+    warned_at = decoded_limit() // BYTES_PER_PIXEL // 2
+    if image.MAX_IMAGE_PIXELS is not None:
+        image.MAX_IMAGE_PIXELS = max(warned_at, image.MAX_IMAGE_PIXELS)
 
 
 def eight_bits(picture: Any) -> Any:

@@ -15,6 +15,7 @@ NAMES = {
     "validation": ("val", "validation", "valid", "images_val"),
     "test": ("test", "images_test"),
 }
+SHOWN = 5
 LAYOUT = (
     "train/<class>/*.jpg, val/<class>/*.jpg and test/<class>/*.jpg, of which val or test may be "
     "missing, also in a folder 'images'"
@@ -37,8 +38,9 @@ def read_image_folder(root: str | Path) -> Dataset:
     root = Path(root)
     folders = _split_folders(root)
     if "train" not in folders or len(folders) == 1:
-        found = ", ".join(sorted(folders)) or "none of them"
-        raise FileNotFoundError(f"{root} is not an image folder: expected {LAYOUT}; found {found}")
+        raise FileNotFoundError(
+            f"{root} is not an image folder: expected {LAYOUT}; found {found_in(root)}"
+        )
     if "test" not in folders:
         folders["test"] = folders.pop("validation")
     classes = _classes(folders["train"])
@@ -59,6 +61,17 @@ def is_image_folder(root: Path) -> bool:
     return "train" in _split_folders(root)
 
 
+def found_in(root: Path) -> str:
+    """What a folder has, in words, for the error of one that is not as expected."""
+    with os.scandir(root) as entries:
+        visible = sorted((each.name, each.is_dir()) for each in entries if each.name[0] != ".")
+    folders = [name for name, is_folder in visible if is_folder]
+    images = sum(is_image_name(name) for name, is_folder in visible if not is_folder)
+    listed = ", ".join(folders[:SHOWN]) + (", …" if len(folders) > SHOWN else "")
+    found = [f"the folders {listed}"] * bool(folders) + [f"{images} images"] * bool(images)
+    return " and ".join(found) or "neither folders nor images"
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     return {
         split: base / name
@@ -74,8 +87,9 @@ def _classes(folder: Path) -> tuple[str, ...]:
         names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
     if not names:
         raise ValueError(
-            f"{folder} has no folders of classes: expected {folder}/<class>/*.jpg (the validation "
-            "images of ImageNet come without them, and have to be sorted into folders first)"
+            f"{folder} has no folders of classes: expected {folder}/<class>/*.jpg, found "
+            f"{found_in(folder)} (the validation images of ImageNet come without them, and have to "
+            "be sorted into folders first)"
         )
     return tuple(names)
 

@@ -59,7 +59,10 @@ def _reader(path: Path) -> Callable[..., Dataset]:
             return read_cifar
         if folder.is_image_folder(path):
             return folder.read_image_folder
-        raise FileNotFoundError(f"the format of the folder {path} is unknown. {_known()}")
+        raise FileNotFoundError(
+            f"the format of the folder {path} is unknown: it has {folder.found_in(path)}; images "
+            f"must be sorted into train/<class>/ and test/<class>/. {_known()}"
+        )
     near = get_close_matches(str(path).lower(), BUILT_IN, n=1)
     meant = f", did you mean {near[0]!r}?" if near else " (neither a name nor a path)."
     raise FileNotFoundError(f"there is no data {str(path)!r}{meant} {_known()}")

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
 
-from topklass.data.arrays import as_images, as_labels
+from topklass.data.arrays import as_images, as_labels, class_names
 from topklass.data.dataset import Dataset, Split
 
 
@@ -45,8 +46,12 @@ def map_split(source: Any) -> Split:
     """A map-style dataset of pairs as a split.
 
     Images and labels that it holds in memory without a transform (``data`` and ``targets`` or
-    ``labels``, as CIFAR100, MNIST or SVHN of torchvision) become tensors. Others are read on
-    demand; if there are no ``targets`` either, every sample is read once for its label.
+    ``labels``, as CIFAR100, MNIST or SVHN of torchvision; a ``TensorDataset``; a list of pairs)
+    become tensors, also those of a ``Subset``. Networks see them in their own size.
+
+    Others are read on demand, and resized and cropped as image files are: set ``crop`` and
+    ``resize`` of the recipe if they are small. If there are no ``targets`` either, every sample is
+    read once for its label.
 
     Args:
         source: anything with ``len`` and ``source[i] = (image, label)``.
@@ -58,6 +63,12 @@ def map_split(source: Any) -> Split:
         >>> map_split([(torch.zeros(3, 8, 8, dtype=torch.uint8), 1)]).labels
         tensor([1])
     """
+    if isinstance(source, Subset):
+        return map_split(source.dataset).take(torch.as_tensor(source.indices))
+    if isinstance(source, TensorDataset):
+        return Split(as_images(source.tensors[0]), as_labels(source.tensors[1]))
+    if isinstance(source, list | tuple) and _same_shape([image for image, _ in source]):
+        return Split(torch.stack([image for image, _ in source]), as_labels([y for _, y in source]))
     labels = getattr(source, "targets", getattr(source, "labels", None))
     if getattr(source, "target_transform", None) is not None:
         labels = None
@@ -68,6 +79,12 @@ def map_split(source: Any) -> Split:
     if plain and str(getattr(images, "dtype", "")).endswith("uint8"):
         return Split(as_images(images), as_labels(labels))
     return Split(MapPictures(source), as_labels(labels))
+
+
+def _same_shape(images: Sequence[Any]) -> bool:
+    """Whether there are images, and all are tensors of bytes of one shape."""
+    tensors = all(isinstance(image, Tensor) and image.dtype == torch.uint8 for image in images)
+    return tensors and len({image.shape for image in images}) == 1
 
 
 def from_map_style(
@@ -95,8 +112,8 @@ def from_map_style(
         key: map_split(source) for key, source in given.items() if source is not None
     }
     if classes is None:
-        number = 1 + max(int(split.labels.max()) for split in splits.values())
-        classes = getattr(train, "classes", [str(label) for label in range(number)])
+        classes = getattr(getattr(train, "dataset", train), "classes", None)
+    names = class_names([split.labels for split in splits.values()], classes)
     name = name or type(train).__name__
     record = {"name": name, "format": "passed in from Python"}
-    return Dataset(name, classes=tuple(classes), record=record, **splits)
+    return Dataset(name, classes=names, record=record, **splits)

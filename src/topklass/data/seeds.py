@@ -4,11 +4,14 @@ from hashlib import sha256
 
 import torch
 
+from topklass._checks import is_integer
 
-def generator(*key: int | str) -> torch.Generator:
-    """A generator on the CPU that depends on all of the key: a seed, a purpose, a step.
+
+def generator(seed: int, *key: int | str) -> torch.Generator:
+    """A generator on the CPU that depends on a seed and on all of a key: a purpose, a step.
 
     Args:
+        seed: any integer.
         *key: integers and strings; another key gives an independent stream.
 
     Returns:
@@ -19,5 +22,7 @@ def generator(*key: int | str) -> torch.Generator:
         >>> [bool((draws[0] == draw).all()) for draw in draws]
         [True, True, False]
     """
-    digest = sha256(repr(key).encode()).digest()
+    if not is_integer(seed):
+        raise TypeError(f"seed must be an integer, got {seed!r} ({type(seed).__name__})")
+    digest = sha256(repr((int(seed), *key)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

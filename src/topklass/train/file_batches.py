@@ -143,6 +143,9 @@ def collated(views: list[Tensor | UnreadableError]) -> Tensor | UnreadableError:
     for view in views:
         if isinstance(view, UnreadableError):
             return view
+    shapes = sorted({tuple(view.shape) for view in views if isinstance(view, Tensor)})
+    if len(shapes) > 1:
+        return UnreadableError(f"all images must have the same channels, got views of {shapes}")
     batch: Tensor = default_collate(views)
     return batch
 

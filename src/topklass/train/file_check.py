@@ -52,6 +52,13 @@ def require_readable(dataset: Dataset, workers: int = 0) -> None:
     if found:
         more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise UnreadableError(f"{'; '.join(found[:SHOWN])}{more}. Replace or delete what is broken")
+    expected = channels(dataset.train.images[0])
+    for name, split in dataset.splits.items():
+        if (given := channels(split.images[0])) != expected:
+            raise ValueError(
+                f"images of {name} of {dataset.name} have {given} channels, but the training "
+                f"images have {expected}: convert them"
+            )
 
 
 @contextmanager
@@ -64,6 +71,11 @@ def advice_on_broken_files() -> Iterator[None]:
             f"{error}. Replace the file, and continue with --resume; `topklass check` finds all "
             "such files"
         ) from error
+
+
+def channels(picture: Any) -> int:
+    """Of a Pillow image, or of a tensor (channels, H, W)."""
+    return len(picture) if isinstance(picture, Tensor) else len(picture.getbands())
 
 
 def nothing(picture: Any) -> Tensor:

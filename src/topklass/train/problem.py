@@ -46,6 +46,24 @@ def with_validation(dataset: Dataset, recipe: Recipe) -> Dataset:
     """A data set with validation images: its own, or held out of its training images."""
     if dataset.validation is not None:
         return dataset
-    classes = len(dataset.classes)
-    tenth = classes * max(1, len(dataset.train) // (10 * classes))
-    return hold_out(dataset, recipe.validation or tenth, recipe.seed)
+    if not recipe.validation:
+        return hold_out(dataset, _tenth(dataset), recipe.seed)
+    if recipe.validation >= len(dataset.train):
+        raise ValueError(
+            f"validation must be less than the {len(dataset.train)} training images of "
+            f"{dataset.name}, got {recipe.validation}"
+        )
+    return hold_out(dataset, recipe.validation, recipe.seed)
+
+
+def _tenth(dataset: Dataset) -> int:
+    """About a tenth of the training images, at most half of those of the smallest class."""
+    classes, counts = len(dataset.classes), dataset.counts
+    fewest, rarest = int(counts.min()), dataset.classes[int(counts.argmin())]
+    if fewest < 2:
+        raise ValueError(
+            f"{dataset.name} has no validation images, and to hold some out takes two training "
+            f"images of each class: {rarest!r} has {fewest}. Add validation images or images of "
+            "that class, or set validation to the number of images to hold out anyway"
+        )
+    return classes * max(1, min(len(dataset.train) // (10 * classes), fewest // 2))

@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 import topklass
+from topklass._checks import is_number
 from topklass._files import write_whole
 from topklass.train.criterion import build_loss, did_you_mean, loss_info, unknown_options
 from topklass.train.records import naming
@@ -34,6 +35,8 @@ BOUNDS = (
     *((name, 0, 1) for name in ("noise", "cutmix", "label_smoothing", "reweight_from")),
     ("logit_adjustment", 0, inf),
     ("patience", 1, inf),
+    ("validation", 0, inf),
+    ("seed", -(2**63), 2**64 - 1),  # of torch.manual_seed
 )
 """Settings with a smallest and a largest value."""
 TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
@@ -157,9 +160,9 @@ class Recipe:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {short(given)}")
         for name, low, high in BOUNDS:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value is not None and not (is_number(value) and low <= value <= high):
                 expected = f"at least {low}" if high == inf else f"from {low} to {high}"
-                raise ValueError(f"{name} must be {expected}, got {value}")
+                raise ValueError(f"{name} must be {expected}, got {value!r}")
         for name, right, expected in (
             ("learning_rate", self.learning_rate > 0, "positive"),
             ("momentum", self.momentum < 1, "less than 1"),
