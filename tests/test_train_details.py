@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from test_train_engine import CLASSES, RECIPE, toy, train_until
-from topklass.data import Dataset
+from topklass.data import Dataset, long_tail
 from topklass.train import Recipe, compare, train
 from topklass.train.details import details
 from topklass.train.module import Classifier, metric_state
@@ -56,9 +56,10 @@ def test_epochs_before_an_interruption_are_kept(whole, tmp_path, monkeypatch):
 
 def test_the_epoch_is_told_to_the_criterion(tmp_path):
     """Classes are weighted after the first of two epochs: the second one trains otherwise."""
-    recipe = RECIPE.with_changes({"epochs": 2, "reweight_from": 0.5})
-    train(recipe, tmp_path / "late", dataset=toy())
-    train(RECIPE.with_changes({"epochs": 2}), tmp_path / "never", dataset=toy())
+    tailed = long_tail(toy(), 4.0)
+    recipe = RECIPE.with_changes({"epochs": 2, "batch_size": 8, "schedule": "constant"})
+    train(recipe, tmp_path / "never", dataset=tailed)
+    train(recipe.with_changes({"reweight_from": 0.5}), tmp_path / "late", dataset=tailed)
     late, never = epochs(tmp_path / "late"), epochs(tmp_path / "never")
     assert late[0]["train/loss"] == never[0]["train/loss"]
     assert late[1]["train/loss"] != never[1]["train/loss"]

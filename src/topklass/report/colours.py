@@ -8,6 +8,7 @@ from topklass.train.comparison import Comparison
 
 LIGHT_PAGE, DARK_PAGE = "#ffffff", "#16181d"
 COLOURS = {
+    "short-list": ("#b8005c", "#ff7ab8"),
     "cross-entropy": ("#33373d", "#d7dbe2"),
     "smooth": ("#0067a3", "#58b4f0"),
     "topk-cross-entropy": ("#007a5a", "#2fc79a"),
