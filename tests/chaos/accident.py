@@ -15,6 +15,7 @@ from tests.chaos.problems import Group, Problem, launch, resume
 ERRORS = (1, 2)
 BUSY, NO_RUN = "another process works in", "no run to continue"
 LONGEST_MESSAGE = 800
+MESSAGE = re.compile("^Error:", re.MULTILINE)
 STOPPED = re.compile(r"stopped after step (\d+)")
 EPOCH = re.compile(r"^epoch (\d+)/\d+ ", re.MULTILINE)
 
@@ -100,9 +101,9 @@ def check_screen(screen: Screen, codes: tuple[int, ...]) -> None:
     if wrong := [code for code in screen.codes if code not in codes]:
         raise Lost(f"the exit status is {wrong[0]}, expected one of {codes}", screen)
     if any(code in ERRORS for code in screen.codes):
-        if "Error:" not in screen.text:
+        if (message := MESSAGE.search(screen.text)) is None:
             raise Lost("the command failed without a message", screen)
-        if len(screen.text[screen.text.index("Error:") :]) > LONGEST_MESSAGE * len(screen.codes):
+        if len(screen.text) - message.start() > LONGEST_MESSAGE * len(screen.codes):
             raise Lost("the message about the error is too long", screen)
 
 

@@ -28,7 +28,8 @@ def file_limit(dice: Random, problem: Problem, run: Path) -> Accident:
     def prepare() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
-    return Accident(f"files of at most {limit} bytes", prepare, repair=os.sync, named=str(run))
+    named = "" if problem.name == "workers" else str(run)  # workers share memory, as files
+    return Accident(f"files of at most {limit} bytes", prepare, repair=os.sync, named=named)
 
 
 def full_disk(dice: Random, problem: Problem, run: Path) -> Accident:

@@ -44,26 +44,27 @@ def broken_image(dice: Random, problem: Problem, run: Path) -> Accident:
 def slow_reader(dice: Random, problem: Problem, run: Path) -> Accident:
     """Reads that take long now and then, of which one may fail as a broken disk does."""
     seed = dice.random()
-    fails = dice.randrange(400) if dice.random() < 0.6 else -1
+    fails = dice.randrange(1, 400) if dice.random() < 0.6 else -1
 
     def prepare() -> None:
         from PIL import Image
 
         real, chance, count = Image.open, Random(seed), 0
 
-        def slow(path: Any, *rest: Any) -> Any:
+        def slow(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
             if chance.random() < 0.05:
                 time.sleep(chance.uniform(0, 0.2))
             if count == fails:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(path, *rest)
+            return real(*arguments, **options)
 
         Image.open = slow
 
-    what = "slow reads" if fails < 0 else f"slow reads, number {fails} fails"
-    return Accident(what, prepare, repair=os.sync, named=".png")
+    if fails < 0:
+        return Accident("slow reads", prepare, codes=(0,))
+    return Accident(f"slow reads, number {fails} fails", prepare, repair=os.sync, named=".png")
 
 
 def lost_worker(dice: Random, problem: Problem, run: Path) -> Accident:
