@@ -28,9 +28,10 @@ from topklass.train import Interrupted, files, load_run, train
 from topklass.train.details import read_details, read_result
 from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.files import SafeCheckpoints, load_checkpoint
+from topklass.train.recipe import load_recipe
 from topklass.train.records import BrokenFileError
 from topklass.train.signature import load_signature
-from topklass.train.trainer import AfterEpochs, ModelCheckpoint
+from topklass.train.trainer import AfterEpochs, ModelCheckpoint, StopAfterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 LAST, BEST = Path("checkpoints/last.ckpt"), Path("checkpoints/best.ckpt")
@@ -114,6 +115,41 @@ def test_a_flipped_bit_in_the_best_checkpoint(finished):
     flip(finished / f"{BEST}.before")
     with pytest.raises(BrokenFileError, match=r"best\.ckpt\.before is broken.*train again"):
         load_run(finished, toy())
+
+
+def test_a_result_is_never_of_another_epoch(finished):
+    """As the one before the best would be, if the best is broken when training ends."""
+    (finished / "result.json").unlink()
+    shutil.copy(finished / BEST, finished / f"{BEST}.before")
+    flip(finished / BEST)
+    with pytest.raises(BrokenFileError, match=r"best\.ckpt is broken.*train again"):
+        train(RECIPE, finished, dataset=toy(), resume=True)
+    assert not (finished / "result.json").exists()
+
+
+def test_data_options_that_do_not_fit_name_the_recipe(stopped):
+    path = stopped / "recipe.yaml"
+    path.write_text(path.read_text().replace("data_options: {}", "data_options: {classds: 10}"))
+    recipe = load_recipe(path)
+    with pytest.raises(BrokenFileError, match=r"recipe\.yaml does not fit.*no option classds"):
+        train(recipe, stopped, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "raised"), [(KeyboardInterrupt, Interrupted), (ZeroDivisionError, OSError)]
+)
+def test_a_logger_that_ctrl_c_has_closed(monkeypatch, tmp_path, first, raised):
+    """It is an interruption; any other error of a file is an error."""
+
+    def closed(*_):
+        try:
+            raise first
+        finally:
+            raise OSError("Writer is closed")
+
+    monkeypatch.setattr(StopAfterStep, "on_train_batch_end", closed)
+    with pytest.raises(raised):
+        train(RECIPE, tmp_path / "run", dataset=toy())
 
 
 def test_what_a_killed_process_had_begun(stopped):

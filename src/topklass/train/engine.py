@@ -33,7 +33,7 @@ from topklass.train.module import Classifier
 from topklass.train.problem import prepare_data, with_validation
 from topklass.train.processes import warn_of_few_cores
 from topklass.train.recipe import Recipe, changes
-from topklass.train.records import BrokenFileError, write_record
+from topklass.train.records import BrokenFileError, naming, write_record
 from topklass.train.restore import (
     BEST,
     LAST,
@@ -100,7 +100,9 @@ def _train(
     first: bool,
 ) -> dict[str, Any]:
     """What each of several processes does."""
-    dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
+    unlike = naming(run / RECIPE, "restore it and its data", "does not fit its data")
+    with unlike if resume else nullcontext():
+        dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
     signature = signature_of(recipe, dataset)
     network = build_network(recipe, signature, pretrained=recipe.pretrained)
     batches = training_batches(recipe, dataset.train)
@@ -252,7 +254,8 @@ def finish(
     epochs: list[dict[str, float]],
 ) -> dict[str, Any]:
     """Measure the best and the last checkpoint on the test set, and write the run's records."""
-    best, last = (load_checkpoint(run / path) for path in (BEST, LAST))
+    best = load_checkpoint(run / BEST, predecessor=False)  # that is of another epoch
+    last = load_checkpoint(run / LAST)
     load_weights(network, last)
     test_last = test_accuracies(predictions(recipe, network, dataset.test), dataset.test)
     load_weights(network, best)

@@ -68,15 +68,19 @@ def save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
         raise error.__context__ or error from None
 
 
-def load_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, map_location: Any = "cpu", *, predecessor: bool = True
+) -> dict[str, Any]:
     """A checkpoint, or its predecessor if it is missing or broken; nothing in it is executed."""
-    return find_checkpoint(path, map_location)[1]
+    return find_checkpoint(path, map_location, predecessor=predecessor)[1]
 
 
-def find_checkpoint(path: Path, map_location: Any = "cpu") -> tuple[Path, dict[str, Any]]:
+def find_checkpoint(
+    path: Path, map_location: Any = "cpu", *, predecessor: bool = True
+) -> tuple[Path, dict[str, Any]]:
     """The same with its path; a warning names what is broken."""
     broken: list[str] = []
-    for candidate in versions_of(path):
+    for candidate in versions_of(path) if predecessor else (path, fresh_of(path)):
         try:
             with naming(candidate, "it is passed over"):
                 checkpoint = read_checkpoint(candidate, map_location)

@@ -215,7 +215,9 @@ def fit(trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
     try:
         with quiet(), naming_ended_ranks(trainer), naming_lost_workers():
             trainer.fit(*arguments, **options)
-    except SystemExit as end:  # Lightning's, after a signal
+    except (SystemExit, OSError) as end:  # Lightning's after a signal, or its closed logger's
+        if isinstance(end, OSError) and not isinstance(end.__context__, KeyboardInterrupt):
+            raise
         received = [n for each in _stops(trainer) for n in each.received]
         number = signal.SIGTERM if isinstance(end, SIGTERMException) else signal.SIGINT
         message = "stopped at once; continue from the last checkpoint with --resume"
