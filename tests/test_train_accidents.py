@@ -160,6 +160,15 @@ def test_what_a_killed_process_had_begun(stopped):
     assert not list(stopped.rglob("*.part"))
 
 
+def test_a_checkpoint_that_was_not_put_in_place(finished):
+    """Killed between the two renames at the very end, then continued."""
+    (finished / LAST).rename(finished / f"{LAST}.new")
+    (finished / "result.json").unlink()
+    train(RECIPE, finished, dataset=toy(), resume=True)
+    assert (finished / LAST).exists()
+    assert not (finished / f"{LAST}.new").exists()
+
+
 @pytest.mark.parametrize("name", ["result.json", "details.json", "signature.json", "metrics.csv"])
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_text("")])
 def test_records_are_made_again(whole, finished, name, damage):  # noqa: F811 a fixture

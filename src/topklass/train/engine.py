@@ -28,7 +28,7 @@ from topklass.train.details import DETAILS, RESULT, details, hardware, read_deta
 from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches
 from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
-from topklass.train.files import load_checkpoint
+from topklass.train.files import load_checkpoint, put_in_place
 from topklass.train.module import Classifier
 from topklass.train.problem import prepare_data, with_validation
 from topklass.train.processes import warn_of_few_cores
@@ -254,6 +254,8 @@ def finish(
     epochs: list[dict[str, float]],
 ) -> dict[str, Any]:
     """Measure the best and the last checkpoint on the test set, and write the run's records."""
+    for path in (run / BEST, run / LAST):
+        put_in_place(path)
     best = load_checkpoint(run / BEST, predecessor=False)  # that is of another epoch
     last = load_checkpoint(run / LAST)
     load_weights(network, last)

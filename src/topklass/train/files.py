@@ -55,6 +55,12 @@ def fresh_of(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
+def put_in_place(path: Path) -> None:
+    """Complete the last step of writing a checkpoint, if the process was killed just before it."""
+    if not path.exists() and fresh_of(path).exists():
+        os.replace(fresh_of(path), path)
+
+
 def versions_of(path: Path) -> tuple[Path, ...]:
     """Files that a checkpoint may be in, the one to take first."""
     return path, fresh_of(path), backup_of(path)
