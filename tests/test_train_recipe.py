@@ -206,3 +206,17 @@ def test_a_cosine_head_scales_for_losses_that_do_not(loss, scale):
     network = build_network(Recipe(loss=loss, head="cosine"), signature)
     (head,) = (m for m in network.modules() if isinstance(m, topklass.CosineClassifier))
     assert float(head.scale) == scale
+
+
+def test_a_recipe_that_was_cut_off(tmp_path):
+    """At any line: without its last ones it would have their defaults."""
+    path = tmp_path / "recipe.yaml"
+    Recipe(workers=3, strategy="ddp").save(path)
+    assert load_recipe(path) == Recipe(workers=3, strategy="ddp")
+    lines = path.read_text().splitlines()
+    for number in range(1, len(lines)):
+        path.write_text("\n".join(lines[:number]) + "\n")
+        with pytest.raises(ValueError, match=r"recipe\.yaml .*(its end is missing|not YAML)"):
+            load_recipe(path)
+    path.write_text("\n".join(lines[1:-1]))  # as people write them
+    assert load_recipe(path).workers == 3

@@ -43,6 +43,8 @@ TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "a wo
 LOSS_OPTIONS = (
     *("tau", "margin", "epsilon", "samples", "scale", "gamma", "first_guess", "temperature"),
 )
+HEADER = "# All settings of a run, to the line `...`"
+"""Begins a recipe that was saved, so that one that was cut off is noticed."""
 AROUND_LOSS = ("label_smoothing", "logit_adjustment", "reweight_from")
 """Settings that change any loss."""
 DATA, NETWORK, LOSS, TRAINING, HARDWARE = "Data", "Network", "Loss", "Training", "Hardware"
@@ -217,7 +219,8 @@ class Recipe:
     def as_yaml(self) -> str:
         """All settings."""
         settings = {**asdict(self), "milestones": list(self.milestones)}
-        return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, explicit_end=True)
+        return f"{HEADER}\n{text}"
 
     def save(self, path: Path) -> None:
         """Write all settings as YAML."""
@@ -234,6 +237,8 @@ def load_recipe(path: Path) -> Recipe:
 
 def parse_recipe(text: str) -> Recipe:
     """A recipe from YAML; what it does not set has its default."""
+    if text.startswith(HEADER) and not text.rstrip().endswith("..."):
+        raise ValueError("its end is missing, the line `...`")
     settings = yaml.safe_load(text)
     if not isinstance(settings, dict) or not settings:
         raise ValueError(f"it must hold settings as `name: value`, got {short(settings)}")
