@@ -19,7 +19,10 @@ from tests.chaos.problems import Problem
 
 
 def broken_image(dice: Random, problem: Problem, run: Path) -> Accident:
-    """An image file that breaks at a random moment; the user replaces it."""
+    """An image file that breaks once, at a random moment; the user replaces it.
+
+    Not before the files are listed: without it this is a run on other data.
+    """
     image = dice.choice(sorted(problem.images.rglob("*.png")))
     whole = image.read_bytes()
     shortened = whole[: dice.randrange(len(whole) // 2)]
@@ -31,13 +34,18 @@ def broken_image(dice: Random, problem: Problem, run: Path) -> Accident:
             ("becomes a link to nothing", lambda: (image.unlink(), image.symlink_to("nothing"))),
         ]
     )
-    moment = dice.randrange(problem.calls)
+    moment, struck = dice.randrange(problem.calls), run.with_name("struck")
+
+    def strike() -> None:
+        if (run / "recipe.yaml").exists() and not struck.exists():
+            struck.touch()
+            destroy()
 
     def repair() -> None:
         shutil.rmtree(image) if image.is_dir() else image.unlink(missing_ok=True)
         image.write_bytes(whole)
 
-    prepare: Callable[[], None] = lambda: at_calls({moment: destroy})  # noqa: E731
+    prepare: Callable[[], None] = lambda: at_calls({moment: strike})  # noqa: E731
     return Accident(f"{image.name} {what}", prepare, repair=repair, named=image.name)
 
 
