@@ -3,10 +3,9 @@
 import copy
 import json
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from toy_plans import TOY, cells, finish, toy_plan
+from toy_plans import TOY, cells, finish, toy_plan, write_toys
 
 from experiments import figures
 from experiments import training as training_module
@@ -15,7 +14,6 @@ from experiments.experiment import RECORD, Request, load_record, record_path, sa
 from experiments.figures import _line
 from experiments.grid import planned_runs
 from experiments.training import ROW, TrainingExperiment
-from finished_runs import CLASSES
 from topklass.train.statistics import Estimate
 from topklass.train.trainer import Interrupted
 
@@ -27,11 +25,7 @@ def experiment():
 
 @pytest.fixture
 def data(tmp_path):
-    """A file with as many classes as the toy needs."""
-    images = np.zeros((len(CLASSES), 8, 8), np.uint8)
-    labels = np.arange(len(CLASSES))
-    np.savez(tmp_path / "toys.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    return tmp_path / "toys.npz"
+    return write_toys(tmp_path / "toys.npz")
 
 
 @pytest.fixture

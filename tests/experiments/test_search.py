@@ -2,17 +2,15 @@
 
 import json
 
-import numpy as np
 import pytest
 from case_plans import case_plan, case_text, write
-from toy_plans import cells
+from toy_plans import cells, write_toys
 
 from experiments import training as training_module
 from experiments.experiment import Request, load_record
 from experiments.grid import planned_runs
 from experiments.search import choose, search_table
 from experiments.training import TrainingExperiment
-from finished_runs import CLASSES
 
 SEARCHED = [
     "cross-entropy,subset=12,learning_rate=0.1,seed=0",
@@ -26,10 +24,7 @@ SEARCHED = [
 
 @pytest.fixture
 def data(tmp_path):
-    images = np.zeros((len(CLASSES), 8, 8), np.uint8)
-    labels = np.arange(len(CLASSES))
-    np.savez(tmp_path / "toys.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    return tmp_path / "toys.npz"
+    return write_toys(tmp_path / "toys.npz")
 
 
 @pytest.fixture

@@ -258,17 +258,19 @@ def finish(
         put_in_place(path)
     best = load_checkpoint(run / BEST, predecessor=False)  # that is of another epoch
     last = load_checkpoint(run / LAST)
-    load_weights(network, last)
-    test_last = test_accuracies(predictions(recipe, network, dataset.test), dataset.test)
     load_weights(network, best)
     logits = predictions(recipe, network, dataset.test)
+    test = test_last = test_accuracies(logits, dataset.test)
+    if last["epoch"] != best["epoch"]:
+        load_weights(network, last)
+        test_last = test_accuracies(predictions(recipe, network, dataset.test), dataset.test)
     record = {
         "recipe": asdict(recipe),
         "data": dict(dataset.record),
         "classes": len(dataset.classes),
         "parameters": models.count_parameters(network),
         "epoch": best["epoch"],
-        "test": test_accuracies(logits, dataset.test),
+        "test": test,
         "test_last": test_last,
         "seconds": round(seconds, 1),
         "versions": versions(),
