@@ -10,7 +10,12 @@ from test_train_engine import CLASSES, RECIPE, toy, train_until
 from topklass.data import Dataset, long_tail
 from topklass.train import Recipe, compare, train
 from topklass.train.details import details
+from topklass.train.engine import predictions
+from topklass.train.engine import test_accuracies as accuracies_of
+from topklass.train.files import load_checkpoint
 from topklass.train.module import Classifier, metric_state
+from topklass.train.restore import BEST, LAST, load_weights
+from topklass.train.signature import build_network, signature_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 
@@ -88,3 +93,24 @@ def test_names_that_are_not_unicode():
     record = details(odd, torch.zeros(len(odd.test), CLASSES), [])
     assert record["classes"][0] == "caf?"
     json.dumps(record, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("best", [0, 2])
+def test_accuracies_of_the_last_weights(tmp_path, best):
+    """Beside those of the best epoch, which is the last one or an earlier one."""
+    train(RECIPE, tmp_path, dataset=toy())
+    last, chosen = (load_checkpoint(tmp_path / path) for path in (LAST, BEST))
+    other = last if best == 2 else {**last, "epoch": 0}
+    if best == 0:
+        state = last["state_dict"]
+        other["state_dict"] = {name: -value for name, value in state.items()}
+    assert chosen.keys() == other.keys()
+    torch.save(other, tmp_path / BEST)
+    (tmp_path / "result.json").unlink()
+    result = train(RECIPE, tmp_path, dataset=toy(), resume=True)
+    network = build_network(RECIPE, signature_of(RECIPE, toy()))
+    for name, checkpoint in (("test", other), ("test_last", last)):
+        load_weights(network, checkpoint)
+        logits = predictions(RECIPE, network, toy().test)
+        assert result[name] == accuracies_of(logits, toy().test)
+    assert (result["test"] == result["test_last"]) == (best == 2)
