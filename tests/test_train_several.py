@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from test_train_engine import assert_same_weights, toy, train_until
 from topklass.train import Interrupted, Recipe, several, train
@@ -76,21 +75,20 @@ def test_failed_runs_are_named():
 
 def test_a_traceback_is_kept(recipes, tmp_path):
     """In the folder, where there can be one, until the run succeeds."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
+    _, theirs = multiprocessing.Pipe(duplex=False)
     wrong = recipes[0].with_changes({"batch_size": 1000})
     file = tmp_path / "file"
     file.touch()
-    for folder in (tmp_path / "run", file):
-        with pytest.raises(SystemExit):
-            several._train(theirs, wrong, folder, torch.get_num_threads(), [])
+    in_run, in_file = (
+        several._train(theirs, wrong, folder, []).error for folder in (tmp_path / "run", file)
+    )
     error = tmp_path / "run" / "error.txt"
-    message = ours.recv()
-    assert "lower the batch size" in message
-    assert message.endswith(f" (traceback in {error})")
+    assert "lower the batch size" in in_run
+    assert in_run.endswith(f" (traceback in {error})")
     assert "Traceback" in error.read_text(encoding="utf-8")
-    assert ours.recv() == f"{file} is a file: choose a folder"
+    assert in_file == f"{file} is a file: choose a folder"
     right = recipes[0].with_changes({"epochs": 1})
-    several._train(theirs, right, tmp_path / "run", torch.get_num_threads(), [])
+    assert several._train(theirs, right, tmp_path / "run", []) == several.Ended()
     assert (tmp_path / "run" / "result.json").exists()
     assert not error.exists()
 
@@ -115,16 +113,16 @@ def test_progress_is_sent(recipes, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_same_as_one_by_one(recipes, whole, tmp_path, monkeypatch):
-    """Also if a run was interrupted before; one that fails does not end the others."""
+    """Also if a run was interrupted before, or follows one that failed in the same process."""
     wrong = recipes[0].with_changes({"batch_size": 1000})
-    runs = in_folders([*recipes, wrong], tmp_path)
-    first = next(iter(runs))
+    runs = in_folders([wrong, *recipes], tmp_path)
+    _, first, _ = runs
     train_until(monkeypatch, 8, recipes[0], first, dataset=None)
     assert not is_finished(first, recipes[0])
     ended: list[Path] = []
-    with pytest.raises(ChildProcessError, match=r"1 of 3 runs failed: .*2: .*lower the batch size"):
+    with pytest.raises(ChildProcessError, match=r"1 of 3 runs failed: .*0: .*lower the batch size"):
         train_all(runs, at_once=2, finished=ended.append)
-    assert sorted(ended) == list(runs)[:2]
+    assert sorted(ended) == list(runs)[1:]
     for one, other in zip(whole, sorted(ended), strict=True):
         assert_same_weights(one, other)
 

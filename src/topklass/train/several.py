@@ -9,6 +9,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -46,7 +48,7 @@ def train_all(
     finished: Callable[[Path], object] = lambda folder: None,
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Train by each recipe, in a process of its own.
+    """Train by each recipe, in other processes, which train one run after another.
 
     A finished run with this recipe is left as it is, an interrupted one is continued. Ctrl-C stops
     all after their current step, with checkpoints. A run that fails or is killed does not end the
@@ -67,6 +69,7 @@ def train_all(
     names = names or dict(zip(left, differences(list(left.values())), strict=True))
     threads = max(1, torch.get_num_threads() // at_once)
     waiting = list(left)
+    free: list[_Worker] = []
     active: dict[Connection, _Run] = {}
     failed: dict[Path, str] = {}
     with _make_bar(console) as bar:
@@ -74,36 +77,40 @@ def train_all(
             while waiting or active:
                 while waiting and len(active) < at_once:
                     folder = waiting.pop(0)
-                    connection, process = _start(left[folder], folder, threads, callbacks)
+                    worker = free.pop() if free else _start(threads, callbacks)
                     task = bar.add_task(names[folder], total=1.0, results="")
-                    active[connection] = _Run(folder, process, task)
+                    active[worker.connection] = _Run(folder, worker, task)
+                    _give(worker, left[folder], folder)
                 for connection in cast("list[Connection]", wait(list(active))):
-                    folder, process, task = active[connection]
+                    folder, worker, task = active[connection]
                     message = _receive(connection)
-                    if isinstance(message, str):
-                        failed[folder] = message
-                    elif message is not None:
-                        bar.update(task, completed=message[0], results=message[1])
-                    else:  # the process has ended
-                        process.join()
+                    if isinstance(message, Progress):
+                        bar.update(task, completed=message.share, results=message.results)
+                        continue
+                    bar.remove_task(task)
+                    if message is None:  # the process has ended
+                        worker.process.join()
                         del active[connection]
-                        bar.remove_task(task)
-                        if process.exitcode == 0:
-                            finished(folder)
-                            to_go = f"({len(waiting) + len(active)} to go)"
-                            line = f"{names[folder]}: {result_line(folder)}  {to_go}"
-                            bar.console.print(line, soft_wrap=True, markup=False)
-                        elif process.exitcode == STOPPED:
+                        if worker.process.exitcode == STOPPED:
                             raise KeyboardInterrupt
-                        else:
-                            failed.setdefault(folder, "killed, perhaps for lack of memory")
+                        failed[folder] = "killed, perhaps for lack of memory"
+                        continue
+                    free.append(active.pop(connection).worker)
+                    if message.error:
+                        failed[folder] = message.error
+                        continue
+                    finished(folder)
+                    to_go = f"({len(waiting) + len(active)} to go)"
+                    line = f"{names[folder]}: {result_line(folder)}  {to_go}"
+                    bar.console.print(line, soft_wrap=True, markup=False)
         except KeyboardInterrupt:
             raise Interrupted("stopped; the same command continues from there") from None
         finally:
-            for run in active.values():
-                run.process.terminate()  # a signal, upon which it writes a checkpoint
-            for run in active.values():
-                run.process.join()
+            workers = [*free, *(run.worker for run in active.values())]
+            for worker in workers:
+                worker.process.terminate()  # a signal, upon which a run writes a checkpoint
+            for worker in workers:
+                worker.process.join()
     raise_failed(failed, len(runs))
 
 
@@ -154,9 +161,30 @@ def result_line(folder: Path) -> str:
     return f"{shares}  {record['seconds']:.0f} s"
 
 
+class Progress(NamedTuple):
+    """What a process tells of the run that it trains."""
+
+    share: float
+    """Of the training that is done."""
+    results: str
+    """Of the last epoch."""
+
+
+class Ended(NamedTuple):
+    """What a process tells of a run at its end."""
+
+    error: str = ""
+    """Why it failed, if it did."""
+
+
+class _Worker(NamedTuple):
+    process: BaseProcess
+    connection: Connection
+
+
 class _Run(NamedTuple):
     folder: Path
-    process: BaseProcess
+    worker: _Worker
     task: TaskID
 
 
@@ -172,21 +200,25 @@ def _make_bar(console: Console | None) -> Bar:
     )
 
 
-def _receive(connection: Connection) -> Any:
+def _receive(connection: Connection) -> Progress | Ended | None:
     """The next message; None if there will be no more."""
     try:
-        return connection.recv()
-    except EOFError:
+        return cast("Progress | Ended", connection.recv())
+    except (EOFError, ConnectionResetError):
         return None
 
 
-def _start(
-    recipe: Recipe, folder: Path, threads: int, callbacks: Sequence[Callback]
-) -> tuple[Connection, BaseProcess]:
+def _give(worker: _Worker, recipe: Recipe, folder: Path) -> None:
+    """Let a process train; if it has just died, the next message says so."""
+    with suppress(BrokenPipeError):
+        worker.connection.send((recipe, folder))
+
+
+def _start(threads: int, callbacks: Sequence[Callback]) -> _Worker:
     """Start a process that ignores Ctrl-C until it trains; before, a signal from here ends it."""
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_train, args=(theirs, recipe, folder, threads, callbacks))
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_work, args=(theirs, threads, callbacks))
     handler = None
     if threading.current_thread() is threading.main_thread():
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
@@ -196,28 +228,32 @@ def _start(
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
     theirs.close()
-    return ours, process
+    return _Worker(process, ours)
+
+
+def _work(connection: Connection, threads: int, callbacks: Sequence[Callback]) -> None:
+    """What a process does: train what it is given, until nobody is there to give more."""
+    torch.set_num_threads(threads)
+    hide_failed_writes()
+    with suppress(EOFError, OSError):
+        while True:
+            recipe, folder = connection.recv()
+            connection.send(_train(connection, recipe, folder, callbacks))
 
 
 def _train(
-    connection: Connection,
-    recipe: Recipe,
-    folder: Path,
-    threads: int,
-    callbacks: Sequence[Callback],
-) -> None:
-    """What a process does: train, and send progress, or the error."""
-    torch.set_num_threads(threads)
-    hide_failed_writes()
-    callbacks = [*callbacks, _SendProgress(connection, recipe.k)]
+    connection: Connection, recipe: Recipe, folder: Path, callbacks: Sequence[Callback]
+) -> Ended:
+    """Train, and send progress."""
+    callbacks = [*deepcopy(callbacks), _SendProgress(connection, recipe.k)]
     try:
         train(recipe, folder, resume=(folder / RECIPE).exists(), callbacks=callbacks)
         (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     except (Interrupted, KeyboardInterrupt):
         sys.exit(STOPPED)
     except Exception as error:
-        connection.send((str(error) or type(error).__name__) + _save_traceback(folder))
-        sys.exit(1)
+        return Ended((str(error) or type(error).__name__) + _save_traceback(folder))
+    return Ended()
 
 
 def _save_traceback(folder: Path) -> str:
@@ -245,7 +281,7 @@ class _SendProgress(Callback):
         if time.monotonic() > self.sent + 1:
             self.sent = time.monotonic()
             try:
-                self.connection.send((trainer.global_step / pl_module.steps, self.results))
+                self.connection.send(Progress(trainer.global_step / pl_module.steps, self.results))
             except OSError:
                 stop_after_step(trainer)
 
