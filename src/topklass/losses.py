@@ -260,7 +260,7 @@ class ShortListLoss(TopKCrossEntropyLoss):
     def __init__(
         self,
         k: int = 5,
-        first_guess: float = 0.3,
+        first_guess: float = 0.5,
         temperature: float = 5.0,
         *,
         dim: int = 1,
