@@ -64,9 +64,9 @@ class Results:
         return [row for row in rows if matches(self.settings(row), where)]
 
     def _has_chosen_rate(self, row: Settings) -> bool:
-        method = row[METHOD]
-        chosen = self.record.get("chosen", {}).get(method)
-        return method not in self.searched or self.settings(row)[RATE] == chosen
+        method, case = row[METHOD], row.get(CASE)
+        chosen = self.record.get("chosen", {}).get(method, {}).get(case)
+        return (method, case) not in self.searched or self.settings(row)[RATE] == chosen
 
     def cell(self, where: Settings, metric: str) -> Cell:
         """All seeds of the runs with these settings."""

@@ -48,7 +48,10 @@ class Planned:
 
 
 def planned_runs(
-    plan: Plan, preset: str, data: Path | None = None, chosen: Mapping[str, float] | None = None
+    plan: Plan,
+    preset: str,
+    data: Path | None = None,
+    chosen: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[Planned]:
     """All runs of a preset, in order of priority: those of the search, then those of the grids.
 
@@ -59,7 +62,7 @@ def planned_runs(
         plan: of the experiment.
         preset: one of its protocols.
         data: where the data set is.
-        chosen: the learning rate of each method whose search is complete.
+        chosen: learning rates by method and case, of those whose search is complete.
     """
     found: dict[tuple[str, str], Planned] = {}
     names: dict[str, str] = {}
@@ -72,9 +75,11 @@ def planned_runs(
         for seed, values, method in product(grid.get("seeds", [0]), product(*lists), methods):
             axis = dict(zip(axes, values, strict=True))
             case = axis.pop(CASE, None)
-            waits = not search and method in tried and method not in chosen
-            if not search and method in tried:
-                axis[RATE] = chosen.get(method, tried[method][RATE][0])
+            waits = False
+            if not search and (method, case) in tried:
+                rate = chosen.get(method, {}).get(case)
+                waits = rate is None
+                axis[RATE] = plan.presets[preset].search[RATE][0] if waits else rate
             settings = {**case_settings(plan, preset, case), **axis}
             more = {**settings, "seed": seed, **({} if data is None else {"data": str(data)})}
             recipe = canonical(method_recipe(plan, preset, method, more))

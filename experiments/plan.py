@@ -29,8 +29,8 @@ class Preset:
             priority. ``case`` stands for the settings of a case.
         methods: what this protocol changes in methods.
         cases: what this protocol changes in cases.
-        search: ``learning_rate``, ``cases`` and ``seeds`` to try before all grids, for all methods;
-            ``methods`` has what differs for one of them.
+        search: ``learning_rate`` and ``seeds`` to try before all grids; ``cases`` has, for cases of
+            the grids, those in which each method tries the learning rates.
     """
 
     settings: Settings
@@ -152,21 +152,19 @@ def _preset(where: str, given: Any, content: Settings) -> Preset:
         if preset.search and RATE in grid:
             raise ValueError(f"{where} has a search for {RATE}: leave it out of the grids")
     if preset.search:
-        _check_search(f"{where}, search", preset.search, methods, cases)
+        _check_search(f"{where}, search", preset.search, cases)
     return preset
 
 
-def _check_search(where: str, given: Any, methods: Iterable[str], cases: Iterable[str]) -> None:
-    _check_keys(where, given, {RATE: True, "cases": True, "seeds": False, "methods": False})
-    own = given.get("methods", {})
-    _check_named(where, "method", own, methods)
-    for name, each in own.items():
-        _check_keys(f"{where}, {name}", each, {RATE: False, "cases": False, "seeds": False})
-    for each in (given, *own.values()):
-        _check_named(where, "case", each.get("cases", ()), cases)
-        for key in (RATE, "cases", "seeds"):
-            if not isinstance(each.get(key, []), list):
-                raise ValueError(f"{where}: {key} must be a list, got {each[key]!r}")
+def _check_search(where: str, given: Any, cases: Iterable[str]) -> None:
+    _check_keys(where, given, {RATE: True, "cases": True, "seeds": False})
+    for tried in ([*given["cases"]], *given["cases"].values()):
+        if not isinstance(tried, list):
+            raise ValueError(f"{where}: each of cases must have a list of cases, got {tried!r}")
+        _check_named(where, "case", tried, cases)
+    for key in (RATE, "seeds"):
+        if not isinstance(given.get(key, []), list):
+            raise ValueError(f"{where}: {key} must be a list, got {given[key]!r}")
 
 
 def listed(value: Any) -> list[Any]:

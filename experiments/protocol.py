@@ -42,7 +42,7 @@ def made_by(record: Record) -> str:
 def differing(record: Record, name: str) -> str:
     """What most runs have of a setting, and which methods have something else."""
     if name == RATE and "chosen" in record:
-        return "learning rate chosen for each method"
+        return "learning rate chosen for each method and kind of data"
     rows = [row for row in [*record["rows"], *record["not_run"]] if "settings" in row]
     values = {row["method"]: row["settings"][name] for row in rows if name in row["settings"]}
     if not values:

@@ -1,4 +1,4 @@
-"""A search for learning rates: each method gets the one with the best validation accuracy."""
+"""A search for learning rates: by validation accuracy, for each method on each kind of data."""
 
 from __future__ import annotations
 
@@ -9,78 +9,103 @@ from rich.table import Table
 
 from experiments.experiment import Record
 from experiments.metrics import value
-from experiments.plan import RATE, Plan, Settings
+from experiments.plan import CASE, RATE, Plan, Settings, listed
 
 METRIC = "validation top-k"
 CHOSEN = "◀"
 """The mark of a chosen rate."""
 
+Means = dict[float, float | None]
+"""Accuracy by learning rate."""
 
-def searches(plan: Plan, preset: str) -> dict[str, Settings]:
-    """What is tried for each method: ``learning_rate``, ``cases`` and ``seeds``."""
-    given = dict(plan.presets[preset].search)
-    own = given.pop("methods", {})
-    found = {method: {"seeds": [0], **given, **own.get(method, {})} for method in plan.methods}
-    return {method: each for method, each in found.items() if each.get(RATE)}
+
+def searches(plan: Plan, preset: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The cases in which rates are tried, by the method and the case that they are for."""
+    used, tried = plan.presets[preset], plan.presets[preset].search.get("cases", {})
+    planned = dict.fromkeys(
+        (method, case)
+        for grid in used.grids
+        for case in listed(grid.get(CASE, []))
+        for method in grid.get("methods", plan.methods)
+    )
+    return {(method, case): tuple(tried[case]) for method, case in planned if case in tried}
 
 
 def search_grids(plan: Plan, preset: str) -> list[Settings]:
-    """The search as grids, one for each method."""
+    """The search as grids, one for each case in which rates are tried."""
+    methods: dict[str, list[str]] = {}
+    for (method, _), cases in searches(plan, preset).items():
+        for case in cases:
+            if method not in methods.setdefault(case, []):
+                methods[case].append(method)
+    given = plan.presets[preset].search
+    order = dict.fromkeys(case for cases in given.get("cases", {}).values() for case in cases)
     return [
-        {"case": each["cases"], RATE: each[RATE], "methods": [method], "seeds": each["seeds"]}
-        for method, each in searches(plan, preset).items()
+        {CASE: case, RATE: given[RATE], "methods": methods[case], "seeds": seeds(given)}
+        for case in order
+        if case in methods
     ]
+
+
+def seeds(search: Settings) -> list[int]:
+    """The seeds of a search."""
+    found: list[int] = search.get("seeds", [0])
+    return found
 
 
 def accuracies(
     plan: Plan, preset: str, protocol: Settings, rows: Iterable[Settings]
-) -> dict[str, dict[float, float | None]]:
-    """Mean validation accuracy over cases and seeds of the search, by method and learning rate.
+) -> dict[tuple[str, tuple[str, ...]], Means]:
+    """Mean validation accuracy by method and the cases that it is the mean of.
 
     It is None until all its runs are there.
     """
+    given = plan.presets[preset].search
     found: dict[tuple[object, ...], float | None] = {}
     for row in rows:
         settings = {**protocol, **row["settings"]}
-        at = (row["method"], settings[RATE], row.get("case"), row["seed"])
+        at = (row["method"], settings[RATE], row.get(CASE), row["seed"])
         found[at] = value(row, settings["k"], METRIC)
-    means: dict[str, dict[float, float | None]] = {}
-    for method, each in searches(plan, preset).items():
-        for rate in each[RATE]:
-            runs = [(method, rate, case, seed) for case in each["cases"] for seed in each["seeds"]]
+    means: dict[tuple[str, tuple[str, ...]], Means] = {}
+    for (method, _), cases in searches(plan, preset).items():
+        for rate in given[RATE]:
+            runs = [(method, rate, case, seed) for case in cases for seed in seeds(given)]
             known = [number for run in runs if (number := found.get(run)) is not None]
             mean = fmean(known) if len(known) == len(runs) else None
-            means.setdefault(method, {})[rate] = mean
+            means.setdefault((method, cases), {})[rate] = mean
     return means
 
 
 def choose(
     plan: Plan, preset: str, protocol: Settings, rows: Iterable[Settings]
-) -> dict[str, float]:
-    """The learning rate of each method whose search is complete; of equal ones the first."""
-    chosen = {}
-    for method, means in accuracies(plan, preset, protocol, rows).items():
-        known = {rate: mean for rate, mean in means.items() if mean is not None}
-        if len(known) == len(means):
-            chosen[method] = max(known, key=lambda rate: known[rate])
+) -> dict[str, dict[str, float]]:
+    """The learning rates of methods in cases whose search is complete; of equal ones the first."""
+    means = accuracies(plan, preset, protocol, rows)
+    chosen: dict[str, dict[str, float]] = {}
+    for (method, case), cases in searches(plan, preset).items():
+        each = means[method, cases]
+        known = {rate: mean for rate, mean in each.items() if mean is not None}
+        if len(known) == len(each):
+            chosen.setdefault(method, {})[case] = max(known, key=lambda rate: known[rate])
     return chosen
 
 
 def search_table(plan: Plan, record: Record) -> Table:
-    """Validation accuracy by method and learning rate, the chosen one marked."""
-    means = accuracies(plan, record["preset"], record["protocol"], record["rows"])
-    rates = sorted({rate for each in means.values() for rate in each})
-    table = Table("", *(f"{rate:g}" for rate in rates), title="Learning rates by validation")
+    """Validation accuracy by method, cases and learning rate, the chosen one marked."""
+    preset, rates = record["preset"], plan.presets[record["preset"]].search[RATE]
+    columns = ("", "cases", *(f"{rate:g}" for rate in rates))
+    table = Table(*columns, title="Learning rates by validation")
+    served: dict[tuple[str, tuple[str, ...]], str] = {}
+    for (method, case), cases in searches(plan, preset).items():
+        served.setdefault((method, cases), case)
     table.caption = (
-        f"Best validation top-k accuracy in %, mean over the search's cases and seeds; {CHOSEN}: "
-        "chosen for all runs of the other tables."
+        f"Best validation top-k accuracy in %, mean over the cases and seeds; {CHOSEN}: chosen for "
+        "the other tables."
     )
-    for method, each in means.items():
-        cells = []
-        for rate in rates:
-            mean = each.get(rate)
-            mark = f"\xa0{CHOSEN}" if record["chosen"].get(method) == rate else ""
-            missing = "not run" if rate in each else ""
-            cells.append(missing if mean is None else f"{mean:.2f}{mark}")
-        table.add_row(method, *cells)
+    means = accuracies(plan, preset, record["protocol"], record["rows"])
+    for (method, cases), each in sorted(means.items(), key=lambda item: item[0][1]):
+        chosen = record["chosen"].get(method, {}).get(served[method, cases])
+        marked = {rate: f"\xa0{CHOSEN}" if rate == chosen else "" for rate in rates}
+        shown = ["not run" if (m := each[r]) is None else f"{m:.2f}{marked[r]}" for r in rates]
+        table.add_row(method, "; ".join(cases), *shown)
     return table

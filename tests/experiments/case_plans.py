@@ -22,13 +22,12 @@ GRIDS = """
       - {case: [clean, few], seeds: [1]}
     search:
       learning_rate: [0.1, 0.2]
-      cases: [few, "noisy, few"]
-      methods: {smooth: {cases: [long tail]}, focal: {learning_rate: []}}
+      cases: {few: &few [few, "noisy, few"], clean: *few}
 """
 
 
 def case_text() -> str:
-    """A plan with cases; cross-entropy and smooth have a search, focal has none."""
+    """A plan with cases; the long tail has no search."""
     head, rest = TOY.split("presets:\n")
     _, others = rest.split("  fast:")
     last, _ = others.split("published:")

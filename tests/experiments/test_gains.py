@@ -14,7 +14,10 @@ from experiments.gains_figure import colours, gains_figure
 from experiments.grid import planned_runs
 from experiments.training import TrainingExperiment
 
-CHOSEN = {"cross-entropy": 0.2, "smooth": 0.1}
+CHOSEN = {
+    method: dict.fromkeys(("clean", "few"), rate)
+    for method, rate in (("cross-entropy", 0.2), ("smooth", 0.1), ("focal", 0.1))
+}
 PART = {"title": "gains", "against": "cross-entropy", "rows": "case", "columns": "method"}
 PART |= {
     "metrics": ["test top-2"],
@@ -35,7 +38,7 @@ def record_of(numbers: dict[tuple[str, str, int], float]) -> Record:
         share = numbers.get((run.method, run.case, run.seed))
         if share is None:
             continue
-        if run.recipe.learning_rate != CHOSEN.get(run.method, 0.1):
+        if run.recipe.learning_rate != CHOSEN[run.method].get(run.case, 0.1):
             share = 0.0  # a run of the search alone
         tests = {
             name: {

@@ -13,13 +13,16 @@ from experiments.search import choose, search_table
 from experiments.training import TrainingExperiment
 
 SEARCHED = [
-    "cross-entropy,subset=12,learning_rate=0.1,seed=0",
-    "cross-entropy,subset=12,learning_rate=0.2,seed=0",
-    "cross-entropy,subset=12,noise=0.4,noise_kind=block,learning_rate=0.1,seed=0",
-    "cross-entropy,subset=12,noise=0.4,noise_kind=block,learning_rate=0.2,seed=0",
-    "smooth,imbalance=10,average=macro,learning_rate=0.1,seed=0",
-    "smooth,imbalance=10,average=macro,learning_rate=0.2,seed=0",
+    f"{method},{case},learning_rate={rate},seed=0"
+    for case in ("subset=12", "subset=12,noise=0.4,noise_kind=block")
+    for rate in (0.1, 0.2)
+    for method in ("cross-entropy", "smooth", "focal")
 ]
+CHOSEN = {
+    "cross-entropy": {"clean": 0.2, "few": 0.2},
+    "smooth": {"clean": 0.1, "few": 0.1},
+    "focal": {"clean": 0.2, "few": 0.2},
+}
 
 
 @pytest.fixture
@@ -49,8 +52,7 @@ def trained(monkeypatch, tmp_path):
         (folder / "result.json").write_text(json.dumps(result))
 
     def every():
-        chosen = {"cross-entropy": 0.2, "smooth": 0.1}
-        found = planned_runs(case_plan(), "paper", tmp_path / "toys.npz", chosen)
+        found = planned_runs(case_plan(), "paper", tmp_path / "toys.npz", CHOSEN)
         return {run.name: run for run in found}.values()
 
     monkeypatch.setattr(training_module, "train", train)
@@ -60,7 +62,7 @@ def trained(monkeypatch, tmp_path):
 
 def test_cases_are_bundles_of_settings():
     runs = planned_runs(case_plan(), "paper")
-    assert [run.name for run in runs[:6]] == SEARCHED
+    assert [run.name for run in runs[:12]] == SEARCHED
     by_case = {run.case: run.recipe for run in runs}
     assert (by_case["clean"].subset, by_case["few"].subset) == (None, 12)
     assert by_case["long tail"].average == "macro"
@@ -74,19 +76,18 @@ def test_cases_are_bundles_of_settings():
 def test_a_search_goes_before_the_grids():
     plan = case_plan()
     runs = planned_runs(plan, "paper")
-    assert [run.search for run in runs] == [True] * 6 + [False] * (len(runs) - 6)
-    waiting = [run.method for run in runs if run.waits]
-    assert set(waiting) == {"cross-entropy", "smooth"}
+    assert [run.search for run in runs] == [True] * 12 + [False] * (len(runs) - 12)
+    assert {run.case for run in runs if run.waits} == {"clean", "few"}
     assert all("learning_rate" not in run.row["settings"] for run in runs if run.waits)
-    # clean and long tail, few; then clean and few: each of three methods, but what was searched
-    assert len(runs) == 6 + 3 * 3 + 2 * 3 - 2
-    chosen = planned_runs(plan, "paper", chosen={"cross-entropy": 0.2, "smooth": 0.1})
-    assert len(chosen) == len(runs)
+    # clean and long tail; then clean and few: each of three methods; few was searched
+    chosen = planned_runs(plan, "paper", chosen=CHOSEN)
+    assert len(chosen) == len(runs) == 12 + 3 * 2 + 3 * 2
     assert not any(run.waits for run in chosen)
-    rates = {run.method: run.recipe.learning_rate for run in chosen if not run.search}
-    assert rates == {"cross-entropy": 0.2, "smooth": 0.1, "focal": 0.1}
-    some = planned_runs(plan, "paper", chosen={"smooth": 0.2})
-    assert {run.method for run in some if run.waits} == {"cross-entropy"}
+    rates = {(r.method, r.case): r.recipe.learning_rate for r in chosen if not r.search}
+    assert rates["cross-entropy", "clean"] == 0.2
+    assert rates["smooth", "clean"] == rates["cross-entropy", "long tail"] == 0.1
+    some = planned_runs(plan, "paper", chosen={**CHOSEN, "smooth": {"few": 0.2}})
+    assert {(run.method, run.case) for run in some if run.waits} == {("smooth", "clean")}
 
 
 def row(method, case, rate, right, seed=0):
@@ -101,27 +102,28 @@ def test_the_best_mean_over_cases_is_chosen():
         row("cross-entropy", "few", 0.1, 0.9),
         row("cross-entropy", "few", 0.2, 0.5),
         row("cross-entropy", "noisy, few", 0.1, 0.1),
-        row("smooth", "long tail", 0.1, 0.4),
-        row("smooth", "long tail", 0.2, 0.4),
+        *(row("smooth", case, rate, 0.4) for case in ("few", "noisy, few") for rate in (0.1, 0.2)),
         row("cross-entropy", "noisy, few", 0.2, 0.99, seed=1),  # not a seed of the search
-        row("focal", "few", 0.1, 0.9),
+        *(row("focal", case, 0.2, 0.9) for case in ("few", "noisy, few")),
+        *(row("focal", case, 0.1, 0.8) for case in ("few", "noisy, few")),
     ]
     plan, protocol = case_plan(), {"k": 2}
-    assert choose(plan, "paper", protocol, rows) == {"smooth": 0.1}  # of equal ones the first
+    known = {method: CHOSEN[method] for method in ("smooth", "focal")}
+    assert choose(plan, "paper", protocol, rows) == known  # of equal ones the first
     rows.append(row("cross-entropy", "noisy, few", 0.2, 0.6))
-    assert choose(plan, "paper", protocol, rows) == {"smooth": 0.1, "cross-entropy": 0.2}
+    assert choose(plan, "paper", protocol, rows) == CHOSEN
     rows[-1] = row("cross-entropy", "noisy, few", 0.2, 0.4)
-    assert choose(plan, "paper", protocol, rows)["cross-entropy"] == 0.1
+    assert choose(plan, "paper", protocol, rows)["cross-entropy"] == {"clean": 0.1, "few": 0.1}
 
 
 def test_all_runs_of_tables_have_the_chosen_rate(data, tmp_path, trained):
     experiment = TrainingExperiment(case_plan())
     record = experiment.run(Request("paper", tmp_path / "runs", data))
-    assert trained[:6] == SEARCHED
-    assert record["chosen"] == {"cross-entropy": 0.2, "smooth": 0.1}
+    assert trained[:12] == SEARCHED
+    assert record["chosen"] == CHOSEN
     assert len(trained) == len(set(trained)) == experiment.runs("paper") == len(record["rows"])
     assert not record["not_run"]
-    assert trained[6] == "cross-entropy,learning_rate=0.2,seed=0"
+    assert trained[12] == "cross-entropy,learning_rate=0.2,seed=0"
     shown = cells(experiment, record, 0)
     # seeds 0 and 1 with the chosen rate alone, though 0.1 was tried, too
     assert shown["few", "cross-entropy"] == ["75.00 ± 7.07 (2)"]
@@ -132,9 +134,10 @@ def test_all_runs_of_tables_have_the_chosen_rate(data, tmp_path, trained):
     assert last["smooth", "last macro top-1"] == ["10.00 ± 0.00 (2)"]
     rates = search_table(experiment.plan, record)
     assert [list(column.cells) for column in rates.columns] == [
-        ["cross-entropy", "smooth"],
-        ["50.00", "70.00\xa0◀"],
-        ["70.00\xa0◀", "50.00"],
+        ["cross-entropy", "smooth", "focal"],
+        ["few; noisy, few"] * 3,
+        ["50.00", "70.00\xa0◀", "50.00"],
+        ["70.00\xa0◀", "50.00", "70.00\xa0◀"],
     ]
     again = experiment.run(Request("paper", tmp_path / "runs", data))
     assert again == record
@@ -150,9 +153,9 @@ def test_a_search_in_parts(data, tmp_path, trained):
             folder.mkdir()
             text = (folders[number - 1] / "toy-paper.json").read_text()
             (folder / "toy-paper.json").write_text(text)
-        record = experiment.run(Request("paper", folder, data, most=4))
+        record = experiment.run(Request("paper", folder, data, most=5))
         if number == 0:
-            assert record["chosen"] == {"cross-entropy": 0.2}
+            assert record["chosen"] == {}
             assert set(cells(experiment, record, 0)["clean", "cross-entropy"]) == {"not run"}
     whole = list(trained)
     assert not record["not_run"]
@@ -167,7 +170,7 @@ def test_a_changed_plan_keeps_rows(data, tmp_path, trained):
     text = case_text().replace("few", "small").replace("rate: [0.1, 0.2]", "rate: [0.1]")
     record = TrainingExperiment(case_plan(text)).begin("paper", tmp_path / "runs")
     assert {each["run"] for each in record["rows"]} == {each["run"] for each in whole["rows"]}
-    assert record["chosen"] == {"cross-entropy": 0.1, "smooth": 0.1}
+    assert {r for each in record["chosen"].values() for r in each.values()} == {0.1}
     cases = {each["run"]: each["case"] for each in record["rows"]}
     assert cases[SEARCHED[0]] == "small"
 
@@ -182,10 +185,10 @@ def test_a_failed_search_does_not_stop_other_methods(data, tmp_path, trained, mo
 
     monkeypatch.setattr(training_module, "train", failing)
     experiment = TrainingExperiment(case_plan())
-    with pytest.raises(ChildProcessError, match="1 of 6 runs failed"):
+    with pytest.raises(ChildProcessError, match="1 of 12 runs failed"):
         experiment.run(Request("paper", tmp_path / "runs", data))
     record = load_record(tmp_path / "runs" / "toy-paper.json")
-    assert record["chosen"] == {"smooth": 0.1}
+    assert set(record["chosen"]) == {"smooth", "focal"}
     assert {each["method"] for each in record["not_run"]} == {"cross-entropy"}
 
 
@@ -194,9 +197,10 @@ def test_a_failed_search_does_not_stop_other_methods(data, tmp_path, trained, mo
     [
         ("few: {subset: 12}", "few: {subsett: 12}", "a recipe has no 'subsett'"),
         ("case: [clean, few, long", "case: [clear, few, long", "case 'clear'.*mean 'clean'"),
-        ('cases: [few, "noisy', 'cases: [fw, "noisy', "search names the case 'fw'"),
-        ("{smooth: {cases", "{smoth: {cases", "search names the method 'smoth'"),
-        ("cases: [long tail]}", "case: [long tail]}", "search, smooth has 'case'"),
+        ('&few [few, "noisy', '&few [fw, "noisy', "search names the case 'fw'"),
+        ("cases: {few:", "cases: {fuw:", "search names the case 'fuw'"),
+        ("cases: {few: &few [few,", "case: {few: &few [few,", "search has 'case'"),
+        ("clean: *few}", "clean: few}", "must have a list of cases, got 'few'"),
         ("learning_rate: [0.1, 0.2]", "learning_rate: 0.1", "learning_rate must be a list"),
         ("clean, few], seeds", "clean, few], learning_rate: 0.3, seeds", "leave it out of the gri"),
         ("where: {case: few}", "where: {casus: few}", "a recipe has no 'casus'"),
