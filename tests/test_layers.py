@@ -25,6 +25,7 @@ LAYERS = [
     ["sets"],
     ["prediction"],
     ["longtail"],
+    ["linear_losses"],
     ["losses"],
     ["functional"],
     ["operators"],

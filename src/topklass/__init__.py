@@ -12,6 +12,7 @@ from types import ModuleType
 from topklass import functional, integrations
 from topklass.dispatch import use_backend
 from topklass.functional import topk_accuracy
+from topklass.linear_losses import LinearSmoothTopKLoss, LinearTopKCrossEntropyLoss
 from topklass.longtail import (
     CosineClassifier,
     DeferredReweighting,
@@ -46,6 +47,8 @@ __all__ = [
     "DeferredReweighting",
     "FocalLoss",
     "LDAMLoss",
+    "LinearSmoothTopKLoss",
+    "LinearTopKCrossEntropyLoss",
     "LogitAdjustment",
     "MultiLabelSmoothTopKLoss",
     "NoisedTopKLoss",

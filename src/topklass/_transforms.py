@@ -26,6 +26,20 @@ def is_eager(tensor: Tensor) -> bool:
     )
 
 
+def all_eager(*values: object) -> bool:
+    """Whether :func:`is_eager` holds for every tensor among the values."""
+    return all(is_eager(value) for value in values if isinstance(value, Tensor))
+
+
+def can_break_graph() -> bool:
+    """Whether ``torch.compile`` traces and may leave a call to eager mode.
+
+    ``torch.export`` may not. PyTorch 2.6 cannot tell them apart.
+    """
+    exports = getattr(torch.compiler, "is_exporting", lambda: True)
+    return torch.compiler.is_compiling() and not exports()
+
+
 def _has_tangent(tensor: Tensor) -> bool:
     """Whether forward mode differentiates through the tensor."""
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

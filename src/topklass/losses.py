@@ -32,7 +32,9 @@ class _Parameters(nn.Module):
 
     def extra_repr(self) -> str:
         shown = {n: v for n, v in vars(self).items() if not n.startswith("_") and n != "training"}
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        tensors = dict(self.named_parameters(recurse=False)) | dict(
+            self.named_buffers(recurse=False)
+        )
         parts = [f"{name}={value!r}" for name, value in shown.items()]
         parts += [f"{name}=<{value.numel()} values>" for name, value in tensors.items()]
         return ", ".join(parts)

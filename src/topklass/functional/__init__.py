@@ -7,6 +7,8 @@ from topklass.functional.hinge import (
     topk_hinge_loss,
 )
 from topklass.functional.likelihood import focal_loss, ldam_loss
+from topklass.functional.linear import linear_smooth_topk_loss, linear_topk_cross_entropy
+from topklass.functional.linear_prediction import linear_predict_topk
 from topklass.functional.multilabel import multilabel_smooth_topk_loss
 from topklass.functional.noised import noised_topk_loss
 from topklass.functional.smooth import smooth_topk_loss
@@ -17,6 +19,9 @@ __all__ = [
     "convex_topk_hinge_loss",
     "focal_loss",
     "ldam_loss",
+    "linear_predict_topk",
+    "linear_smooth_topk_loss",
+    "linear_topk_cross_entropy",
     "multilabel_smooth_topk_loss",
     "noised_topk_loss",
     "smooth_topk_loss",

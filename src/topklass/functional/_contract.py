@@ -52,6 +52,36 @@ class RowLoss:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
         return None
 
+    def losses_and_gradient(
+        self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(R) losses of (R, C) scores, and their gradient scaled by ``outgoing``, () or (R).
+
+        Without a graph, for scores that are needed no more: the gradient may take their place. The
+        reduction must be "none".
+        """
+        kernel = self.find_kernel(scores, targets, options)
+        if kernel is not None:
+            labels, options = for_kernel(targets, options)
+            losses, saved = kernel.forward(scores, labels, self, options, True)
+            return losses, kernel.backward(
+                outgoing, scores, labels, saved, self, options, out=scores
+            )
+        leaf = scores.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = _reference(self, leaf, targets, options)
+        (gradient,) = torch.autograd.grad(losses, leaf, outgoing.to(losses.dtype).expand_as(losses))
+        return losses.detach(), gradient
+
+    def gradient_bytes(self, scores: Tensor, targets: Tensor, options: Options) -> int:
+        """About how much memory :meth:`losses_and_gradient` takes for a score, itself included."""
+        wide = working_dtype(scores.dtype).itemsize
+        if targets.is_floating_point() or options.label_smoothing:
+            return self.cost() * wide
+        if self.find_kernel(scores, targets, options) is not None:
+            return scores.element_size()
+        return 2 * scores.element_size() + 4 * wide
+
 
 def classification_loss(
     loss: RowLoss,
@@ -68,6 +98,19 @@ def classification_loss(
     smoothed target, and "mean" divides by the number of rows. The result is multiplied by
     ``factor``.
     """
+    targets = check_targets(loss, logits, target, dim, options)
+    result = row_targets_loss(loss, to_rows(logits, dim), targets, options)
+    if options.reduction == "none" and logits.dim() != 2:
+        result = result.reshape(index_shape(logits, dim))
+    if factor != 1:
+        result = result * factor
+    return result.to(result_dtype(logits))
+
+
+def check_targets(
+    loss: RowLoss, logits: Tensor, target: Tensor, dim: int, options: Options
+) -> Tensor:
+    """Require what fits together; return class indices (R, 1) or class probabilities (R, C)."""
     check_options(options, check_logits(logits, dim))
     probabilities = check_target(logits, target, dim)
     if probabilities and options.ignore_index >= 0:
@@ -77,14 +120,7 @@ def classification_loss(
         )
     margin = loss.margin if isinstance(loss.margin, Tensor) and loss.margin.dim() else None
     check_same_device(logits, target=target, weight=options.weight, margin=margin)
-    scores = to_rows(logits, dim)
-    targets = to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
-    result = row_targets_loss(loss, scores, targets, options)
-    if options.reduction == "none" and logits.dim() != 2:
-        result = result.reshape(index_shape(logits, dim))
-    if factor != 1:
-        result = result * factor
-    return result.to(result_dtype(logits))
+    return to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
 
 
 def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
@@ -95,15 +131,20 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Op
     kernel = loss.find_kernel(scores, targets, options)
     if kernel is None:
         return _reference(loss, scores, targets, options)
-    labels = targets.squeeze(1).contiguous()
-    if options.weight is not None:
-        options = options._replace(weight=options.weight.float().contiguous())
+    labels, options = for_kernel(targets, options)
     if torch.compiler.is_compiling():
         return kernel.traced(scores, labels, loss, options)  # type: ignore[no-any-return]
     if not (torch.is_grad_enabled() and scores.requires_grad):
         return kernel.forward(scores, labels, loss, options, False)[0]  # type: ignore[no-any-return]
     result: Tensor = _KernelLoss.apply(scores, labels, kernel, loss, options)
     return result
+
+
+def for_kernel(targets: Tensor, options: Options) -> tuple[Tensor, Options]:
+    """Labels (R) and options as kernels take them."""
+    if options.weight is not None:
+        options = options._replace(weight=options.weight.float().contiguous())
+    return targets.squeeze(1).contiguous(), options
 
 
 class _KernelLoss(torch.autograd.Function):

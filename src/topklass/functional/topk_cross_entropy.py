@@ -16,7 +16,13 @@ from topklass._checks import (
     check_temperature,
     is_number,
 )
-from topklass.functional._contract import RowLoss, classification_loss, row_targets_loss, working
+from topklass.functional._contract import (
+    RowLoss,
+    classification_loss,
+    for_kernel,
+    row_targets_loss,
+    working,
+)
 from topklass.functional.smooth import SmoothHinge
 
 Lengths = int | Mapping[int, float] | Sequence[float]
@@ -87,17 +93,23 @@ def topk_cross_entropy(
         >>> topk_cross_entropy(logits, target, k=[0.5, 0.5])
         tensor(0.7643)
     """
+    loss, factor = checked_lists(k, margin, temperature, logits, dim)
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    return classification_loss(loss, logits, target, dim, options, factor)
+
+
+def checked_lists(
+    k: Lengths, margin: float | Tensor, temperature: float, logits: Tensor, dim: int
+) -> tuple[RowLoss, float]:
+    """The loss of lists of one length or of several, and what it is to be multiplied by."""
     lengths = length_weights(k)
     for length in lengths:
         check_margin(margin, check_k(length, logits, dim))
     check_temperature(temperature, "temperature")
-    options = Options(weight, ignore_index, reduction, label_smoothing)
     if len(lengths) == 1:
         (length,) = lengths
-        single = list_of(length, margin, temperature)
-        return classification_loss(single, logits, target, dim, options, factor=length)
-    mixture = ListMixture(tuple(lengths), tuple(lengths.values()), temperature, margin)
-    return classification_loss(mixture, logits, target, dim, options)
+        return list_of(length, margin, temperature), length
+    return ListMixture(tuple(lengths), tuple(lengths.values()), temperature, margin), 1.0
 
 
 def length_weights(k: Lengths) -> dict[int, float]:
@@ -162,6 +174,46 @@ class ListMixture(RowLoss):
             first = list_of(self.lengths[0], self.margin, self.temperature)
             first.find_kernel(scores, targets, options)
         return None
+
+    def losses_and_gradient(
+        self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """By the kernels of the lengths where there are, without scores in float32."""
+        lists = [list_of(k, self.margin, self.temperature) for k in self.lengths]
+        kernels = [each.find_kernel(scores, targets, options) for each in lists]
+        if None in kernels:
+            return super().losses_and_gradient(scores, targets, options, outgoing)
+        labels, options = for_kernel(targets, options)
+        each = options._replace(weight=None)
+        parts = [
+            kernel.forward(scores, labels, smooth, each, True)
+            for kernel, smooth in zip(kernels, lists, strict=True)
+        ]
+        ignored = targets == options.ignore_index
+        with torch.enable_grad():
+            leaves = [losses.unsqueeze(1).requires_grad_() for losses, _ in parts]
+            scaled = [k / self.temperature * x for k, x in zip(self.lengths, leaves, strict=True)]
+            losses = self.temperature * _mixed(scaled, self.chances)
+            if options.weight is not None:
+                losses = losses * options.weight[targets.masked_fill(ignored, 0)]
+            losses = losses.masked_fill(ignored, 0.0).squeeze(1)
+        slopes = torch.autograd.grad(losses, leaves, outgoing.to(losses.dtype).expand_as(losses))
+        gradient: Tensor | None = None
+        for i, (kernel, smooth) in enumerate(zip(kernels, lists, strict=True), 1):
+            room = scores if i == len(lists) else None  # the last one needs the scores no more
+            slope, saved = slopes[i - 1].squeeze(1), parts[i - 1][1]
+            part = kernel.backward(slope, scores, labels, saved, smooth, each, out=room)
+            gradient = part if gradient is None else gradient.add_(part)
+        assert gradient is not None
+        return losses.detach(), gradient
+
+    def gradient_bytes(self, scores: Tensor, targets: Tensor, options: Options) -> int:
+        if targets.is_floating_point() or options.label_smoothing:
+            return super().gradient_bytes(scores, targets, options)
+        single = list_of(self.lengths[0], self.margin, self.temperature)
+        once = single.gradient_bytes(scores, targets, options)
+        by_kernels = once == scores.element_size()
+        return once * (min(3, len(self.lengths)) if by_kernels else len(self.lengths) + 1)
 
     def _of_length(self, k: int, scores: Tensor, labels: Tensor | None) -> Tensor:
         """``−log π^(k)`` of rows, (R, 1), or (R, C) for every label."""

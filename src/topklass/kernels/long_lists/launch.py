@@ -98,13 +98,17 @@ def backward(
     saved: tuple[Tensor, ...],
     loss: SmoothLoss,
     options: Options,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The gradient (R, n), scaled by the outgoing one, () or (R)."""
+    """The gradient (R, n), scaled by the outgoing one, () or (R).
+
+    It is written into ``out``, if given: contiguous, and possibly the scores themselves.
+    """
     (buffer,) = saved
     problem = rows_of(scores, labels)
     scores = problem.scores
     rows, columns = scores.shape
-    result = new_gradient(scores)
+    result = new_gradient(scores) if out is None else out
     k, tau = int(loss.k), float(loss.tau)
     mean = "mean" if options.reduction == "mean" else "none"
     launch(

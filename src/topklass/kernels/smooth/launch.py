@@ -240,15 +240,20 @@ def read_states(problem: Problem, buffer: Tensor, temperature: float, plan: Plan
 
 
 def write_gradient(
-    problem: Problem, buffer: Tensor, outgoing: Tensor, temperature: float, plan: Plan
+    problem: Problem,
+    buffer: Tensor,
+    outgoing: Tensor,
+    temperature: float,
+    plan: Plan,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The gradient (R, n) from the constants in the buffer, scaled by the outgoing one, () or (R).
 
-    For the mean it is divided by the buffer's first number.
+    For the mean it is divided by the buffer's first number. It is written into ``out``, if given.
     """
     scores, tile = problem.scores, plan.gradient
     rows, columns = scores.shape
-    result = new_gradient(scores)
+    result = new_gradient(scores) if out is None else out
     launch(
         gradient_kernel,
         (-(-rows // tile.rows), -(-columns // tile.block)),
@@ -316,20 +321,24 @@ def backward(
     saved: tuple[Tensor, ...],
     loss: SmoothLoss,
     options: Options,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The gradient (R, n), scaled by the outgoing one, () or (R)."""
+    """The gradient (R, n), scaled by the outgoing one, () or (R).
+
+    It is written into ``out``, if given: contiguous, and possibly the scores themselves.
+    """
     (buffer,) = saved
     problem = rows_of(scores, labels)
     rows, columns = scores.shape
     k, tau = int(loss.k), float(loss.tau)
     tiles = plan(rows, columns, alignment(problem.scores), k, options.reduction)
-    return write_gradient(problem, buffer, outgoing, k * tau, tiles)
+    return write_gradient(problem, buffer, outgoing, k * tau, tiles, out)
 
 
 # The same for torch.compile and torch.export, which do not look inside custom operators.
 
 Forward = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-Backward = Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], SmoothLoss, Options], Tensor]
+Backward = Callable[..., Tensor]
 
 
 def custom_operator(

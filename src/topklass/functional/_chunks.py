@@ -1,0 +1,241 @@
+"""The loss of a linear layer's logits in chunks of rows: never all logits at once.
+
+The logits of a chunk, their losses and their gradient are made while the chunk is there, and the
+gradient is multiplied on to the input, the weight and the bias at once, in the forward pass. The
+backward pass multiplies by the outgoing gradient. Where that is one for each row, it is unknown in
+the forward pass, and the backward pass makes the chunks again.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from topklass._checks import Options
+from topklass._transforms import needs_plain_backward
+from topklass.functional._contract import RowLoss, row_targets_loss
+from topklass.reference.power_sums import wide_dtype, working_dtype
+
+LEAST_BYTES, MOST_BYTES = 2**29, 3 * 2**29
+"""Memory of a chunk by default: that of the weight, within these bounds."""
+EVEN_ROWS = 128
+"""Matrices whose sizes are multiples of it are multiplied fastest."""
+SLICE_ELEMENTS = 2**24
+"""Of a product that is added to a gradient of higher precision: 64 MiB of float32."""
+WIDENS = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether GPUs multiply matrices of half precision into float32, from PyTorch 2.8 on."""
+
+Wanted = tuple[bool, bool, bool]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+NONE: Gradients = (None, None, None)
+
+
+class Problem(NamedTuple):
+    """A loss of the logits of a layer."""
+
+    loss: RowLoss
+    targets: Tensor
+    """Class indices (N, 1) or class probabilities (N, C)."""
+    options: Options
+    total: Tensor | None
+    """What the mean divides by."""
+    factor: float
+    """The result is multiplied by it."""
+    dtype: torch.dtype
+    """Of logits."""
+    chunk_bytes: int
+
+
+def linear_loss(input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
+    """The reduced loss of the logits of (N, d) inputs, or (N) losses, differentiable once."""
+    if not torch.is_grad_enabled():
+        input, weight = input.detach(), weight.detach()
+        bias = None if bias is None else bias.detach()
+    result: Tensor = _LinearLoss.apply(input, weight, bias, problem)
+    return result
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
+    ) -> Tensor:
+        reduction = problem.options.reduction
+        wanted = ctx.needs_input_grad[:3]
+        early = reduction != "none" and any(wanted)
+        outgoing = _scale(input, problem) if early else None
+        with torch.autocast(input.device.type, enabled=False):
+            losses, gradients = in_chunks(input, weight, bias, problem, outgoing, wanted)
+        if any(wanted):
+            ctx.save_for_backward(input, weight, bias)
+            ctx.problem, ctx.gradients = problem, gradients if early else None
+        if reduction != "none":
+            losses = losses.sum()
+        if reduction == "mean":
+            losses = losses / (len(input) if problem.total is None else problem.total)
+        return losses if problem.factor == 1 else losses * problem.factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (outgoing,) = gradients
+        again = torch.is_grad_enabled()
+        if needs_plain_backward(outgoing) and not again:
+            raise RuntimeError(
+                "the linear losses take one outgoing gradient, not a batch of them: call "
+                "torch.autograd.grad once for each, without is_grads_batched=True"
+            )
+        with torch.no_grad():
+            result = _gradients(ctx, outgoing.detach())
+        if not again:
+            return *result, None
+        sources = (outgoing, *ctx.saved_tensors)
+        return *(g if g is None else _NoFurther.apply(g, *sources) for g in result), None
+
+
+def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
+    """Those made in the forward pass, multiplied in place; made again if there are none."""
+    problem: Problem = ctx.problem
+    made: Gradients | None = ctx.gradients
+    ctx.gradients = None  # so that they become those of parameters without a copy
+    if made is not None:
+        late = _scale(ctx.saved_tensors[0], problem, late=True)
+        factor = outgoing if late is None else outgoing.float() * late
+        for gradient in made:
+            if gradient is not None:
+                gradient.mul_(factor)
+        return made
+    input, weight, bias = ctx.saved_tensors
+    if problem.options.reduction == "none":
+        outgoing = outgoing * problem.factor
+    else:
+        outgoing = outgoing * _full_scale(input, problem)
+    with torch.autocast(input.device.type, enabled=False):
+        return in_chunks(input, weight, bias, problem, outgoing, ctx.needs_input_grad[:3])[1]
+
+
+def _full_scale(input: Tensor, problem: Problem) -> Tensor:
+    """What the gradient of a row's loss is multiplied by: 0 for the mean of no row."""
+    one = input.new_full((), problem.factor, dtype=working_dtype(problem.dtype))
+    if problem.options.reduction == "sum":
+        return one
+    total = one.new_tensor(len(input)) if problem.total is None else problem.total
+    return torch.where(total == 0, 0.0, one / total)
+
+
+def _scale(input: Tensor, problem: Problem, late: bool = False) -> Tensor | None:
+    """What gradients are multiplied by in the forward pass, or late, in the backward pass.
+
+    In float16 the gradient of a mean may be too small for its exponent before the loss is scaled:
+    there it is that of the sum until the backward pass.
+    """
+    if (problem.dtype == torch.float16) == late:
+        return _full_scale(input, problem)
+    return None if late else input.new_ones((), dtype=torch.float32)
+
+
+class _NoFurther(torch.autograd.Function):
+    """A gradient whose own derivative raises an error."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *sources: Tensor | None) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError(
+            "the linear losses have no second derivative, since their gradient is made in the "
+            "forward pass: apply the loss without 'linear' to torch.nn.functional.linear(…)"
+        )
+
+
+def in_chunks(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    problem: Problem,
+    outgoing: Tensor | None,
+    wanted: Wanted,
+) -> tuple[Tensor, Gradients]:
+    """(N) losses, and with an outgoing gradient, () or (N), those of input, weight and bias."""
+    count, dtype = len(input), problem.dtype
+    wide = working_dtype(dtype)
+    narrow, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    losses = input.new_empty(count, dtype=wide_dtype(input))
+    options = problem.options._replace(reduction="none")
+    step = chunk_rows(input, weight, problem)
+    of_input, of_weight, of_bias = NONE
+    if outgoing is not None:
+        of_input = torch.empty_like(input) if wanted[0] else None
+        if wanted[1]:
+            of_weight = _new_gradient(weight, step >= count, problem)
+        of_bias = input.new_zeros(len(weight), dtype=wide) if wanted[2] else None
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        features, targets = input[rows].to(dtype), problem.targets[rows]
+        logits = torch.nn.functional.linear(features, narrow, shift)
+        if outgoing is None:
+            losses[rows] = row_targets_loss(problem.loss, logits, targets, options)
+        else:
+            scale = outgoing[rows] if outgoing.dim() else outgoing
+            losses[rows], slopes = problem.loss.losses_and_gradient(logits, targets, options, scale)
+            if of_input is not None:
+                of_input[rows] = slopes @ narrow
+            if of_weight is not None:
+                _add_product(of_weight, slopes.t(), features, first=start == 0)
+            if of_bias is not None:
+                of_bias += slopes.sum(0, dtype=wide)
+            del slopes
+        del logits  # before the next chunk's are made
+    return losses, (
+        of_input,
+        None if of_weight is None else of_weight.to(weight.dtype),
+        None if of_bias is None or bias is None else of_bias.to(bias.dtype),
+    )
+
+
+def chunk_rows(input: Tensor, weight: Tensor, problem: Problem) -> int:
+    """Rows of a chunk, at least one."""
+    classes = len(weight)
+    row = input.new_empty((), dtype=problem.dtype).expand(1, classes)
+    targets, options = problem.targets, problem.options
+    each = problem.loss.gradient_bytes(row, targets[:1], options) if len(targets) else 1
+    rows = problem.chunk_bytes // max(1, classes * each)
+    if rows == 0 and (targets.is_floating_point() or options.label_smoothing):
+        raise RuntimeError(
+            f"class probabilities and label smoothing take the loss of every class as the label: "
+            f"{classes * each} bytes for one row of {classes} classes, got "
+            f"chunk_bytes={problem.chunk_bytes}. Raise chunk_bytes, or pass class indices and "
+            f"label_smoothing=0"
+        )
+    even = rows - rows % EVEN_ROWS if rows > EVEN_ROWS else max(1, rows)
+    return even if rows < len(input) else max(1, len(input))
+
+
+def default_bytes(weight: Tensor) -> int:
+    """Memory of a chunk, if none is given."""
+    return min(max(LEAST_BYTES, weight.nbytes), MOST_BYTES)
+
+
+def _new_gradient(weight: Tensor, single: bool, problem: Problem) -> Tensor:
+    """Room for the gradient of the weight: in float32, if that fits and rounding would add up."""
+    dtype, wide = weight.dtype, working_dtype(weight.dtype)
+    if not single and weight.numel() * wide.itemsize <= problem.chunk_bytes:
+        dtype = wide
+    if len(problem.targets) == 0:
+        return torch.zeros_like(weight, dtype=dtype)
+    return torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
+    """``total += left @ right`` for (C, R) and (R, d), rounded once; ``=`` the first time."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right, beta=0 if first else 1)
+        return
+    step = max(1, SLICE_ELEMENTS // max(1, total.shape[1]))
+    for start in range(0, len(total), step):
+        part, rows = total[start : start + step], left[start : start + step]
+        if total.is_cuda and WIDENS and total.dtype == torch.float32:
+            product = torch.mm(rows, right, out_dtype=total.dtype)
+        else:
+            product = rows.to(total.dtype) @ right.to(total.dtype)
+        part.copy_(product) if first else part.add_(product)

@@ -1,0 +1,389 @@
+"""A layer and its loss in one equal the layer and the loss one after the other."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.memory import peak_on_cpu
+from torch import Tensor
+
+import topklass
+from linear_cases import (
+    CLASSES,
+    FEATURES,
+    LOSSES,
+    MARGINS,
+    ROWS,
+    Layer,
+    differentiate,
+    fused,
+    layer,
+    plain,
+)
+from topklass.functional import _chunks, linear_smooth_topk_loss, linear_topk_cross_entropy
+from topklass.functional._contract import RowLoss
+
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+every_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+OPTIONS = {
+    "": {},
+    "weight": {"weight": torch.linspace(0, 2, CLASSES, dtype=torch.float64)},
+    "margins": {"margin": MARGINS},
+    "ignored": {"ignore_index": 2},
+    "smoothed": {"label_smoothing": 0.2, "weight": torch.linspace(0, 2, CLASSES).double()},
+}
+
+
+def exact(actual: object, expected: object) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-13)
+
+
+def in_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Make chunks of so many rows."""
+    monkeypatch.setattr(_chunks, "chunk_rows", lambda *_: rows)
+
+
+@every_loss
+@every_reduction
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_value_and_gradients(loss, reduction, options, rows, monkeypatch):
+    in_rows(monkeypatch, rows)
+    of = layer(bias=rows != 1)
+    of.target[:2] = torch.tensor([2, 1])
+    options = options | {"reduction": reduction}
+    exact(
+        differentiate(fused(loss, of, **options), of), differentiate(plain(loss, of, **options), of)
+    )
+
+
+@every_loss
+@every_reduction
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_class_probabilities(loss, reduction, smoothing, monkeypatch):
+    in_rows(monkeypatch, 3)
+    of = layer()._replace(target=torch.rand(ROWS, CLASSES, dtype=torch.float64).softmax(1))
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    exact(
+        differentiate(fused(loss, of, **options), of), differentiate(plain(loss, of, **options), of)
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 0, 3)], ids=str)
+@every_reduction
+def test_shapes(shape, reduction, monkeypatch):
+    in_rows(monkeypatch, 2)
+    of = layer(rows=math.prod(shape))
+    of = of._replace(
+        input=of.input.detach().reshape(*shape, FEATURES).requires_grad_(),
+        target=of.target.reshape(shape),
+    )
+    loss = LOSSES["smooth"]
+    value = fused(loss, of, reduction=reduction)
+    assert value.shape == (shape if reduction == "none" else ())
+    expected = plain(loss, of, reduction=reduction)
+    torch.testing.assert_close(
+        differentiate(value, of), differentiate(expected, of), equal_nan=True
+    )
+
+
+def test_cross_entropy():
+    of = layer()
+    logits = F.linear(of.input, of.weight, of.bias)
+    value = fused(LOSSES["cross-entropy"], of, label_smoothing=0.1)
+    exact(
+        differentiate(value, of),
+        differentiate(F.cross_entropy(logits, of.target, label_smoothing=0.1), of),
+    )
+
+
+@every_reduction
+def test_all_rows_ignored(reduction):
+    """As the loss of the logits has it: no gradient, and the mean of nothing is NaN."""
+    of = layer(dtype=torch.float32)._replace(target=torch.full((ROWS,), -100))
+    value, *gradients = differentiate(fused(LOSSES["smooth"], of, reduction=reduction), of)
+    assert value.isnan() if reduction == "mean" else (value == 0).all()
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+@every_loss
+def test_backward_pass_again(loss, monkeypatch):
+    """The second time, gradients are made again: the first ones may be those of parameters."""
+    in_rows(monkeypatch, 3)
+    of = layer()
+    value = 3 * fused(loss, of)
+    leaves = (of.input, of.weight, of.bias)
+    first = torch.autograd.grad(value, leaves, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(value, leaves)
+    exact(first, kept)
+    exact(second, kept)
+    exact(second, torch.autograd.grad(3 * plain(loss, of), leaves))
+
+
+def test_gradients_are_not_copied(monkeypatch):
+    places = []
+    original = _chunks.in_chunks
+
+    def recorded(*given: object) -> tuple[Tensor, tuple[Tensor, ...]]:
+        losses, gradients = original(*given)
+        places.extend(gradient.data_ptr() for gradient in gradients)
+        return losses, gradients
+
+    monkeypatch.setattr(_chunks, "in_chunks", recorded)
+    of = layer()
+    (2 * fused(LOSSES["smooth"], of)).backward()
+    assert of.weight.grad.data_ptr() == places[1]
+
+
+@pytest.mark.parametrize("wanted", ["input", "weight", "bias"])
+@every_reduction
+def test_only_what_is_wanted(wanted, reduction, monkeypatch):
+    """No product for the weight if its gradient is not asked for, and none at all without any."""
+    products = []
+    original = _chunks._add_product
+    monkeypatch.setattr(
+        _chunks, "_add_product", lambda *given, **more: products.append(original(*given, **more))
+    )
+    of = layer()
+    whole = dict(
+        zip(
+            ("input", "weight", "bias"),
+            differentiate(plain(LOSSES["smooth"], of, reduction=reduction), of)[1:],
+            strict=True,
+        )
+    )
+    for name in {"input", "weight", "bias"} - {wanted}:
+        getattr(of, name).requires_grad_(False)
+    _, gradient = differentiate(fused(LOSSES["smooth"], of, reduction=reduction), of)
+    exact(gradient, whole[wanted])
+    assert bool(products) == (wanted == "weight")
+
+
+@pytest.mark.parametrize("how", ["no_grad", "no leaf"])
+def test_no_gradient_without_need(how, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(RowLoss, "losses_and_gradient", refuse)
+    of = layer()
+    expected = plain(LOSSES["smooth"], of).detach()
+    if how == "no leaf":
+        of = Layer(*(t.detach() for t in of))
+    with torch.set_grad_enabled(how == "no leaf"):
+        value = fused(LOSSES["smooth"], of)
+    assert not value.requires_grad
+    exact(value, expected)
+
+
+@every_loss
+@every_reduction
+def test_gradcheck(loss, reduction, monkeypatch):
+    in_rows(monkeypatch, 2)
+    of = layer(rows=3)
+
+    def function(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return fused(loss, of._replace(input=input, weight=weight, bias=bias), reduction=reduction)
+
+    assert torch.autograd.gradcheck(function, (of.input, of.weight, of.bias))
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@every_loss
+def test_precision(loss, dtype, monkeypatch):
+    """In the precision of the parameters, as the layer and the loss one after the other."""
+    in_rows(monkeypatch, 3)
+    of = layer(rows=20, dtype=dtype)
+    value, *gradients = differentiate(fused(loss, of), of)
+    assert value.dtype == dtype
+    assert all(gradient.dtype == dtype for gradient in gradients)
+    expected = differentiate(plain(loss, of), of)
+    few = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close((value, *gradients), expected, rtol=few, atol=few / 20)
+
+
+@pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
+@every_reduction
+def test_autocast(input_dtype, reduction, monkeypatch):
+    in_rows(monkeypatch, 3)
+    of = layer(dtype=torch.float32)
+    of = of._replace(input=of.input.detach().to(input_dtype).requires_grad_())
+    with torch.autocast("cpu", torch.bfloat16):
+        value = fused(LOSSES["smooth"], of, reduction=reduction)
+        expected = plain(LOSSES["smooth"], of, reduction=reduction)
+    assert value.dtype == expected.dtype == torch.float32
+    actual, wanted = differentiate(value, of), differentiate(expected, of)
+    assert [t.dtype for t in actual] == [t.dtype for t in wanted]
+    scale = max(1.0, wanted[1].abs().max().item())
+    torch.testing.assert_close(actual, wanted, rtol=0.02, atol=0.01 * scale)
+
+
+def test_autocast_leaves_float64():
+    of = layer()
+    with torch.autocast("cpu", torch.bfloat16):
+        exact(fused(LOSSES["smooth"], of), plain(LOSSES["smooth"], of))
+
+
+@pytest.mark.parametrize(("room", "error"), [(2**20, 0.005), (1, 0.05)], ids=["float32", "rounded"])
+def test_many_chunks_in_half_precision(room, error, monkeypatch):
+    """The weight's gradient is added up in float32 if it fits, else rounded for each chunk."""
+    in_rows(monkeypatch, 4)
+    of = layer(rows=512, dtype=torch.bfloat16)
+    _, _, gradient, _ = differentiate(fused(LOSSES["smooth"], of, chunk_bytes=room), of)
+    wide = Layer(*(t.detach().double().requires_grad_() for t in of[:3]), of.target)
+    _, _, expected, _ = differentiate(plain(LOSSES["smooth"], wide), wide)
+    off = (gradient.double() - expected).norm() / expected.norm()
+    assert error / 100 < off < error
+
+
+def test_small_gradients_in_float16(monkeypatch):
+    """A scaled loss saves gradients that float16 could not hold before they are scaled."""
+    in_rows(monkeypatch, 16)
+    of = layer(rows=64, classes=2000, dtype=torch.float16, bias=False)
+    with torch.no_grad():
+        of.weight.mul_(0.01)
+    value = fused(LOSSES["smooth"], of).float() * 2**14
+    _, _, gradient = differentiate(value, of)
+    wide = Layer(*(t.detach().double().requires_grad_() for t in of[:2]), None, of.target)
+    _, _, expected = differentiate(plain(LOSSES["smooth"], wide) * 2**14, wide)
+    torch.testing.assert_close(gradient.double(), expected, rtol=0.02, atol=1e-3)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("loss", ["smooth", "mixture", "smoothed"])
+def test_memory(loss, reduction):
+    """A chunk's room and the gradients bound what is taken; the logits alone would be more."""
+    of = layer(rows=600, classes=2000, features=8, dtype=torch.float32)
+    room = 2**20 if loss != "smoothed" else 2**21
+    options = {"chunk_bytes": room, "reduction": reduction}
+    if loss == "smoothed":
+        loss, options = "smooth", options | {"label_smoothing": 0.1}
+    logits = 600 * 2000 * 4
+
+    def step() -> None:
+        fused(LOSSES[loss], of, **options).sum().backward()
+
+    gradients = sum(t.nbytes for t in of[:3])
+    taken = peak_on_cpu(step) - gradients
+    weight_in_float32 = 2000 * 8 * 4  # copies of small things
+    assert taken < room + 4 * weight_in_float32 < logits
+
+
+def test_rows_of_a_chunk():
+    def rows(count: int, chunk_bytes: int, loss: str = "smooth") -> int:
+        of = layer(rows=count, classes=1000, dtype=torch.float32)
+        parameters = LOSSES[loss].parameters
+        found = []
+        original = _chunks.chunk_rows
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                _chunks, "chunk_rows", lambda *given: found.append(original(*given)) or found[-1]
+            )
+            LOSSES[loss].fused(
+                of.input, of.weight, of.target, **parameters, chunk_bytes=chunk_bytes
+            )
+        return found[0]
+
+    each = 1000 * (2 * 4 + 4 * 4)
+    assert rows(10, 1) == 1
+    assert rows(10, 3 * each) == 3
+    assert rows(10, 100 * each) == 10
+    assert rows(1000, 300 * each) == 256
+    assert rows(10, 8 * each, "mixture") == 2
+
+
+def test_default_room():
+    assert _chunks.default_bytes(torch.empty(2, 2)) == 2**29
+    many = torch.empty(1, dtype=torch.bfloat16)
+    assert _chunks.default_bytes(many.expand(10**9, 1)) == 3 * 2**29
+    assert _chunks.default_bytes(many.expand(128_256, 4096)) == 2 * 128_256 * 4096
+
+
+@pytest.mark.parametrize("target", ["smoothed", "probabilities"])
+def test_a_row_that_does_not_fit(target):
+    of = layer()
+    smoothing = 0.1 if target == "smoothed" else 0.0
+    if target == "probabilities":
+        of = of._replace(target=torch.full((ROWS, CLASSES), 1 / CLASSES, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"1728 bytes for one row of 9 classes.*chunk_bytes=100"):
+        fused(LOSSES["smooth"], of, label_smoothing=smoothing, chunk_bytes=100)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"input": [1.0]}, TypeError, "input must be a tensor, got list"),
+        ({"input": torch.zeros(3, FEATURES).long()}, NotImplementedError, "input .* torch.int64"),
+        ({"input": torch.zeros(())}, RuntimeError, r"last dimension of input .* shape \(\)"),
+        ({"input": torch.zeros(3, 5)}, RuntimeError, r"that of linear_weight, 4, .* \(3, 5\)"),
+        ({"linear_weight": torch.zeros(9, 1, 4)}, RuntimeError, r"\(C, d\), got \(9, 1, 4\)"),
+        ({"linear_weight": None}, TypeError, "linear_weight must be a tensor, got NoneType"),
+        ({"linear_weight": torch.zeros(9, 4).double()}, RuntimeError, "float32 and torch.float64"),
+        ({"linear_bias": torch.zeros(8)}, RuntimeError, r"shape \(9,\), got \(8,\)"),
+        ({"linear_bias": torch.zeros(9, device="meta")}, RuntimeError, "on meta"),
+        ({"target": torch.zeros(3, 1).long()}, RuntimeError, r"target.squeeze\(-1\)"),
+        ({"target": torch.tensor([0, 9, 1])}, IndexError, "from 0 to 8"),
+        ({"k": 9}, ValueError, "from 1 to 8"),
+        ({"reduction": "all"}, ValueError, "reduction must be one of"),
+        ({"weight": torch.zeros(8)}, RuntimeError, "each of the 9 classes"),
+        ({"margin": torch.zeros(8)}, ValueError, "each of the 9 classes"),
+        ({"chunk_bytes": 0}, ValueError, "chunk_bytes must be at least 1"),
+        ({"chunk_bytes": 1.5}, TypeError, "chunk_bytes must be an integer"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [linear_smooth_topk_loss, linear_topk_cross_entropy])
+def test_errors(function, changed, error, message):
+    given = {
+        "input": torch.zeros(3, FEATURES),
+        "linear_weight": torch.zeros(CLASSES, FEATURES),
+        "target": torch.zeros(3).long(),
+    }
+    with pytest.raises(error, match=message):
+        function(**given | changed)
+
+
+@pytest.mark.parametrize("name", ["margin", "weight", "target"])
+def test_no_derivative_by_what_is_not_the_layer(name):
+    of = layer()
+    value = torch.full((CLASSES,), 0.5, dtype=torch.float64)
+    options = {name: value.requires_grad_()}
+    if name == "target":
+        of = of._replace(target=options.pop(name).expand(ROWS, CLASSES))
+    with pytest.raises(RuntimeError, match=rf"no derivative by the {name}: pass {name}.detach\(\)"):
+        fused(LOSSES["smooth"], of, **options)
+
+
+@every_reduction
+def test_no_second_derivative(reduction):
+    of = layer()
+    value = fused(LOSSES["smooth"], of, reduction=reduction).sum()
+    (gradient,) = torch.autograd.grad(value, of.input, create_graph=True)
+    exact(
+        gradient,
+        torch.autograd.grad(plain(LOSSES["smooth"], of, reduction=reduction).sum(), of.input)[0],
+    )
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_no_batch_of_gradients():
+    of = layer()
+    value = fused(LOSSES["smooth"], of)
+    with pytest.raises(RuntimeError, match="not a batch of them"):
+        torch.autograd.grad(value, of.input, torch.ones(2).double(), is_grads_batched=True)
+
+
+def test_no_kernel_on_the_cpu():
+    with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="device cpu"):
+        fused(LOSSES["smooth"], layer(dtype=torch.float32))
