@@ -1,11 +1,13 @@
 """How a call is observed and differentiated: the only file that asks PyTorch's internals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import nan
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 
 
 def is_eager(tensor: Tensor) -> bool:
@@ -82,6 +84,17 @@ def plain_backward(function: Callable[[Tensor], Tensor], scores: Tensor, grad: T
         value = function(leaf)
     (result,) = torch.autograd.grad(value, leaf, grad, create_graph=again)
     return result
+
+
+@contextmanager
+def graph_of_its_own() -> Iterator[None]:
+    """Record operations that are differentiated at once and once, inside a forward pass.
+
+    What they save is no business of hooks around the call, as those of ``checkpoint``, which would
+    compute the call again. Saved results are detached: else they would hold their own graph.
+    """
+    with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, lambda saved: saved):
+        yield
 
 
 def spread_nan(scores: Tensor) -> Tensor:

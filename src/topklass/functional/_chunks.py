@@ -63,9 +63,13 @@ class _LinearLoss(torch.autograd.Function):
         reduction = problem.options.reduction
         wanted = ctx.needs_input_grad[:3]
         early = reduction != "none" and any(wanted)
-        outgoing = _scale(input, problem) if early else None
+        scale = _scale(input, problem) if early else None
+        ctx.late = None
+        if scale is not None and problem.dtype == torch.float16:
+            # Before the loss is scaled, the gradient of a mean may be too small for float16.
+            ctx.late, scale = scale, torch.ones_like(scale)
         with torch.autocast(input.device.type, enabled=False):
-            losses, gradients = in_chunks(input, weight, bias, problem, outgoing, wanted)
+            losses, gradients = in_chunks(input, weight, bias, problem, scale, wanted)
         if any(wanted):
             ctx.save_for_backward(input, weight, bias)
             ctx.problem, ctx.gradients = problem, gradients if early else None
@@ -98,39 +102,24 @@ def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
     made: Gradients | None = ctx.gradients
     ctx.gradients = None  # so that they become those of parameters without a copy
     if made is not None:
-        late = _scale(ctx.saved_tensors[0], problem, late=True)
-        factor = outgoing if late is None else outgoing.float() * late
+        factor = outgoing if ctx.late is None else outgoing.float() * ctx.late
         for gradient in made:
             if gradient is not None:
                 gradient.mul_(factor)
         return made
     input, weight, bias = ctx.saved_tensors
-    if problem.options.reduction == "none":
-        outgoing = outgoing * problem.factor
-    else:
-        outgoing = outgoing * _full_scale(input, problem)
+    outgoing = outgoing * _scale(input, problem)
     with torch.autocast(input.device.type, enabled=False):
         return in_chunks(input, weight, bias, problem, outgoing, ctx.needs_input_grad[:3])[1]
 
 
-def _full_scale(input: Tensor, problem: Problem) -> Tensor:
+def _scale(input: Tensor, problem: Problem) -> Tensor:
     """What the gradient of a row's loss is multiplied by: 0 for the mean of no row."""
     one = input.new_full((), problem.factor, dtype=working_dtype(problem.dtype))
-    if problem.options.reduction == "sum":
+    if problem.options.reduction != "mean":
         return one
     total = one.new_tensor(len(input)) if problem.total is None else problem.total
     return torch.where(total == 0, 0.0, one / total)
-
-
-def _scale(input: Tensor, problem: Problem, late: bool = False) -> Tensor | None:
-    """What gradients are multiplied by in the forward pass, or late, in the backward pass.
-
-    In float16 the gradient of a mean may be too small for its exponent before the loss is scaled:
-    there it is that of the sum until the backward pass.
-    """
-    if (problem.dtype == torch.float16) == late:
-        return _full_scale(input, problem)
-    return None if late else input.new_ones((), dtype=torch.float32)
 
 
 class _NoFurther(torch.autograd.Function):

@@ -23,6 +23,7 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._transforms import (
+    graph_of_its_own,
     is_differentiated,
     needs_plain_backward,
     plain_backward,
@@ -68,7 +69,7 @@ class RowLoss:
                 outgoing, scores, labels, saved, self, options, out=scores
             )
         leaf = scores.detach().requires_grad_()
-        with torch.enable_grad():
+        with graph_of_its_own():
             losses = _reference(self, leaf, targets, options)
         (gradient,) = torch.autograd.grad(losses, leaf, outgoing.to(losses.dtype).expand_as(losses))
         return losses.detach(), gradient

@@ -16,6 +16,7 @@ from topklass._checks import (
     check_temperature,
     is_number,
 )
+from topklass._transforms import graph_of_its_own
 from topklass.functional._contract import (
     RowLoss,
     classification_loss,
@@ -190,7 +191,7 @@ class ListMixture(RowLoss):
             for kernel, smooth in zip(kernels, lists, strict=True)
         ]
         ignored = targets == options.ignore_index
-        with torch.enable_grad():
+        with graph_of_its_own():
             leaves = [losses.unsqueeze(1).requires_grad_() for losses, _ in parts]
             scaled = [k / self.temperature * x for k, x in zip(self.lengths, leaves, strict=True)]
             losses = self.temperature * _mixed(scaled, self.chances)
