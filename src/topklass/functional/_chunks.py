@@ -115,11 +115,13 @@ def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
 
 def _scale(input: Tensor, problem: Problem) -> Tensor:
     """What the gradient of a row's loss is multiplied by: 0 for the mean of no row."""
-    one = input.new_full((), problem.factor, dtype=working_dtype(problem.dtype))
-    if problem.options.reduction != "mean":
-        return one
-    total = one.new_tensor(len(input)) if problem.total is None else problem.total
-    return torch.where(total == 0, 0.0, one / total)
+    factor, wide = problem.factor, working_dtype(problem.dtype)
+    if problem.options.reduction == "mean":
+        if problem.total is not None:
+            total = problem.total.to(wide)
+            return torch.where(total == 0, 0.0, factor / total)
+        factor /= max(1, len(input))
+    return input.new_full((), factor, dtype=wide)
 
 
 class _NoFurther(torch.autograd.Function):
