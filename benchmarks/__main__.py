@@ -5,7 +5,9 @@ import os
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its workers would disturb the times
 
-from benchmarks import noise, prediction, speed, study, tables
+import torch
+
+from benchmarks import linear, noise, prediction, speed, study, tables
 from benchmarks.environment import default_device
 
 
@@ -24,12 +26,17 @@ def main() -> None:
     predicted.add_argument("--quick", action="store_true", help="one split, to try it out")
     noises = commands.add_parser("noise", help="noise against its exact expectation, on the CPU")
     noises.add_argument("--quick", action="store_true", help="few draws and steps, to try it out")
+    layers = commands.add_parser("linear", help="a last layer and its loss: time, memory, error")
+    layers.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
+    layers.add_argument("--smoke", action="store_true", help="small layers, to try it out")
     commands.add_parser("tables", help="tables and plots of the documents from the results")
     arguments = parser.parse_args()
     if arguments.command == "tables":
         tables.main()
     elif arguments.command == "prediction":
         prediction.main(arguments.logits, arguments.quick)
+    elif arguments.command == "linear":
+        linear.main(torch.device(arguments.device), arguments.smoke)
     elif arguments.command == "noise":
         noise.main(arguments.quick)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks import noise_tables, prediction_tables, speed_tables, study_tables
+from benchmarks import linear_tables, noise_tables, prediction_tables, speed_tables, study_tables
 from benchmarks.environment import ROOT, read
 
 Render = Callable[[dict[str, Any]], str]
@@ -31,6 +31,12 @@ STUDY: dict[str, Render] = {
 PREDICTION: dict[str, Render] = {
     "prediction": prediction_tables.accuracy,
     "prediction-sets": prediction_tables.sets,
+}
+LINEAR: dict[str, Render] = {
+    "linear": linear_tables.layers,
+    "linear-rooms": linear_tables.rooms,
+    "linear-predictions": linear_tables.predictions,
+    "linear-sums": linear_tables.sums,
 }
 
 
@@ -58,6 +64,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield from ((name, render(record)) for name, render in SPEED_GPU.items())
     if record := read("prediction"):
         yield from ((name, render(record)) for name, render in PREDICTION.items())
+    if record := read("linear-gpu"):
+        yield from ((name, render(record)) for name, render in LINEAR.items())
     if record := read("noise"):
         yield "noise", noise_tables.noise(record)
     for place in ("cpu", "gpu"):

@@ -294,6 +294,7 @@ def test_rows_of_a_chunk():
     each = 1000 * (2 * 4 + 4 * 4)
     assert rows(10, 1) == 1
     assert rows(10, 3 * each) == 3
+    assert rows(10, 9 * each) == 5
     assert rows(10, 100 * each) == 10
     assert rows(1000, 300 * each) == 256
     assert rows(10, 8 * each, "mixture") == 2
@@ -302,7 +303,7 @@ def test_rows_of_a_chunk():
 def test_default_room():
     assert _chunks.default_bytes(torch.empty(2, 2)) == 2**29
     many = torch.empty(1, dtype=torch.bfloat16)
-    assert _chunks.default_bytes(many.expand(10**9, 1)) == 3 * 2**29
+    assert _chunks.default_bytes(many.expand(10**9, 1)) == 7 * 2**28
     assert _chunks.default_bytes(many.expand(128_256, 4096)) == 2 * 128_256 * 4096
 
 

@@ -16,10 +16,10 @@ from topklass._transforms import needs_plain_backward
 from topklass.functional._contract import RowLoss, row_targets_loss
 from topklass.reference.power_sums import wide_dtype, working_dtype
 
-LEAST_BYTES, MOST_BYTES = 2**29, 3 * 2**29
+LEAST_BYTES, MOST_BYTES = 2**29, 7 * 2**28
 """Memory of a chunk by default: that of the weight, within these bounds."""
 EVEN_ROWS = 128
-"""Matrices whose sizes are multiples of it are multiplied fastest."""
+"""Matrices of a multiple of so many rows are multiplied fastest."""
 SLICE_ELEMENTS = 2**24
 """Of a product that is added to a gradient of higher precision: 64 MiB of float32."""
 WIDENS = hasattr(torch.ops.aten.mm, "dtype")
@@ -198,8 +198,10 @@ def chunk_rows(input: Tensor, weight: Tensor, problem: Problem) -> int:
             f"chunk_bytes={problem.chunk_bytes}. Raise chunk_bytes, or pass class indices and "
             f"label_smoothing=0"
         )
-    even = rows - rows % EVEN_ROWS if rows > EVEN_ROWS else max(1, rows)
-    return even if rows < len(input) else max(1, len(input))
+    count = max(1, len(input))
+    equal = -(-count // -(-count // max(1, rows)))  # rather than a last chunk of few rows
+    even = -(-equal // EVEN_ROWS) * EVEN_ROWS
+    return even if even <= rows else equal
 
 
 def default_bytes(weight: Tensor) -> int:

@@ -1,0 +1,61 @@
+"""``python -m benchmarks linear``, in small on the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import linear, linear_tables, tables
+from benchmarks.linear_candidates import CHUNKS, OURS, PLAIN, Candidate, candidates, smooth
+from benchmarks.verify import WrongResult
+
+import topklass.functional as TF
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a short run would write."""
+    written = {}
+    monkeypatch.setattr(linear, "SMOKE", (linear.Case(24, 8, 300),))
+    monkeypatch.setattr(linear, "write", lambda name, record, _: written.update({name: record}))
+    monkeypatch.setattr(linear, "medians", lambda steps, *_, **__: dict.fromkeys(steps, 0.001))
+    linear.main(torch.device("cpu"), smoke=True)
+    return written["linear-cpu"]
+
+
+def test_record_and_tables(record):
+    assert {PLAIN, CHUNKS, OURS} <= {row["loss"] for row in record["rows"]}
+    assert all(row["over_plain"] == 1 and row["mebibytes"] > 0 for row in record["rows"])
+    few, many = record["rooms"]
+    assert few["chunk_bytes"] < many["chunk_bytes"]
+    for render in tables.LINEAR.values():
+        text = render(record)
+        assert text.count("\n| ") >= 3
+        assert "None" not in text
+    assert "24 × 8 → 300" in linear_tables.layers(record)
+
+
+def test_what_does_not_fit_is_left_out(record):
+    record["rows"] = [row for row in record["rows"] if row["loss"] != PLAIN]
+    for row in record["rows"]:
+        row["over_plain"] = None
+    assert "| – | 1 |" in linear_tables.layers(record)
+
+
+def test_wrong_results_are_not_timed(monkeypatch):
+    """A loss of lists that are too long is not the loss that its name says."""
+    wrong = Candidate(OURS, smooth, lambda x, w, y: TF.linear_smooth_topk_loss(x, w, y, 6))
+    case, device = linear.Case(24, 8, 300), torch.device("cpu")
+    monkeypatch.setattr(linear, "candidates", lambda *_, **__: [wrong])
+    with pytest.raises(WrongResult, match=f"{OURS}: value"):
+        linear.verify_small(case, device)
+    problem = linear.new_problem(case, device)
+    with pytest.raises(WrongResult, match=f"{OURS}: gradient of some rows"):
+        linear.verify_rows(wrong, problem)
+
+
+def test_names_are_unique():
+    names = [candidate.name for candidate in candidates()]
+    assert len(names) == len(set(names))
+    assert set(names) <= set(linear_tables.ORDER)
