@@ -99,9 +99,10 @@ def test_cross_entropy():
 
 
 @every_reduction
-def test_all_rows_ignored(reduction):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_all_rows_ignored(reduction, dtype):
     """As the loss of the logits has it: no gradient, and the mean of nothing is NaN."""
-    of = layer(dtype=torch.float32)._replace(target=torch.full((ROWS,), -100))
+    of = layer(dtype=dtype)._replace(target=torch.full((ROWS,), -100))
     value, *gradients = differentiate(fused(LOSSES["smooth"], of, reduction=reduction), of)
     assert value.isnan() if reduction == "mean" else (value == 0).all()
     assert all((gradient == 0).all() for gradient in gradients)
@@ -208,8 +209,10 @@ def test_precision(loss, dtype, monkeypatch):
 
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
 @every_reduction
-def test_autocast(input_dtype, reduction, monkeypatch):
-    in_rows(monkeypatch, 3)
+@pytest.mark.parametrize("rows", [3, 100])
+def test_autocast(input_dtype, reduction, rows, monkeypatch):
+    """The weight's gradient is in float32, and not rounded to the precision of the product."""
+    in_rows(monkeypatch, rows)
     of = layer(dtype=torch.float32)
     of = of._replace(input=of.input.detach().to(input_dtype).requires_grad_())
     with torch.autocast("cpu", torch.bfloat16):
@@ -218,6 +221,7 @@ def test_autocast(input_dtype, reduction, monkeypatch):
     assert value.dtype == expected.dtype == torch.float32
     actual, wanted = differentiate(value, of), differentiate(expected, of)
     assert [t.dtype for t in actual] == [t.dtype for t in wanted]
+    assert not torch.equal(actual[2], actual[2].bfloat16().float())
     scale = max(1.0, wanted[1].abs().max().item())
     torch.testing.assert_close(actual, wanted, rtol=0.02, atol=0.01 * scale)
 
@@ -256,7 +260,7 @@ def test_small_gradients_in_float16(monkeypatch):
 # Memory
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("none", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", ["smooth", "mixture", "smoothed"])
 def test_memory(loss, reduction):
     """A chunk's room and the gradients bound what is taken; the logits alone would be more."""

@@ -20,8 +20,8 @@ LEAST_BYTES, MOST_BYTES = 2**29, 7 * 2**28
 """Memory of a chunk by default: that of the weight, within these bounds."""
 EVEN_ROWS = 128
 """Matrices of a multiple of so many rows are multiplied fastest."""
-SLICE_ELEMENTS = 2**24
-"""Of a product that is added to a gradient of higher precision: 64 MiB of float32."""
+SLICE_ELEMENTS = 2**22
+"""Of a product that is added to a gradient of higher precision: 16 MiB of float32."""
 WIDENS = hasattr(torch.ops.aten.mm, "dtype")
 """Whether GPUs multiply matrices of half precision into float32, from PyTorch 2.8 on."""
 
@@ -226,9 +226,17 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> Non
         return
     step = max(1, SLICE_ELEMENTS // max(1, total.shape[1]))
     for start in range(0, len(total), step):
-        part, rows = total[start : start + step], left[start : start + step]
-        if total.is_cuda and WIDENS and total.dtype == torch.float32:
-            product = torch.mm(rows, right, out_dtype=total.dtype)
+        part = total[start : start + step]
+        product = _widened(left[start : start + step], right, total.dtype)
+        if first:
+            part.copy_(product)
         else:
-            product = rows.to(total.dtype) @ right.to(total.dtype)
-        part.copy_(product) if first else part.add_(product)
+            part.add_(product)
+        del product
+
+
+def _widened(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product in another precision, without rounding to that of the factors."""
+    if left.is_cuda and WIDENS and dtype == torch.float32:
+        return torch.mm(left, right, out_dtype=dtype)
+    return left.to(dtype) @ right.to(dtype)
