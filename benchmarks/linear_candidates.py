@@ -11,7 +11,7 @@ from torch import Tensor
 import topklass.functional as TF
 
 K = 5
-MIXTURE = {1: 0.3, 5: 0.7}
+MIXTURE = {1: 0.5, 5: 0.5}
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of input (N, d), weight (C, d) and labels (N), the mean."""

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import topklass.functional as TF
+from topklass.functional import _chunks
 
 CLASSES, FEATURES, ROWS = 9, 4, 7
 
@@ -77,3 +79,8 @@ def differentiate(value: Tensor, of: Layer) -> tuple[Tensor, ...]:
     leaves = [t for t in (of.input, of.weight, of.bias) if t is not None and t.requires_grad]
     outgoing = torch.arange(1.0, value.numel() + 1).reshape(value.shape).to(value)
     return value.detach(), *torch.autograd.grad(value, leaves, outgoing)
+
+
+def in_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Make chunks of so many rows."""
+    monkeypatch.setattr(_chunks, "chunk_rows", lambda *_: rows)

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import topklass
 from linear_cases import LOSSES, Layer, differentiate, fused, layer, plain
-from topklass.functional import _chunks, linear_predict_topk
+from topklass.functional import _chunks, linear_predict_topk, linear_smooth_topk_loss
 
 # Exporters and tracers warn, differently in every version of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,6 +90,16 @@ def test_transformed(how, chunks):
         "make_fx": lambda f: make_fx(f)(input, weight)(-input, weight),
     }[how]
     torch.testing.assert_close(transform(loss), transform(one_after_the_other))
+    assert not chunks
+
+
+def test_without_memory(chunks):
+    """Tensors of the meta device have shapes alone."""
+    input, weight = torch.empty(3, 4, device="meta"), torch.empty(9, 4, device="meta")
+    target = torch.empty(3, dtype=torch.long, device="meta")
+    losses = linear_smooth_topk_loss(input, weight, target, 2, reduction="none")
+    assert losses.shape == (3,)
+    assert linear_predict_topk(input, weight, 2).labels.shape == (3, 2)
     assert not chunks
 
 

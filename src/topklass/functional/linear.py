@@ -159,7 +159,8 @@ def _loss(
     parameters = (input, linear_weight, linear_bias)
     if can_break_graph():
         return _in_chunks_uncompiled(loss, parameters, target, options, factor, chunk_bytes)
-    if not all_eager(*parameters, target, options.weight, loss.margin):
+    eager = all_eager(*parameters, target, options.weight, loss.margin)
+    if not eager or input.device.type == "meta":
         logits = F.linear(input, linear_weight, linear_bias)
         return classification_loss(loss, logits, target, -1, options, factor)
     return _in_chunks(loss, parameters, target, options, factor, chunk_bytes)
