@@ -17,7 +17,7 @@ from topklass.functional._contract import RowLoss, row_targets_loss
 from topklass.reference.power_sums import wide_dtype, working_dtype
 
 LEAST_BYTES, MOST_BYTES = 2**29, 7 * 2**28
-"""Memory of a chunk by default: that of the weight, within these bounds."""
+"""Memory of a chunk by default: a little less than that of the weight, within these bounds."""
 EVEN_ROWS = 128
 """Matrices of a multiple of so many rows are multiplied fastest."""
 SLICE_ELEMENTS = 2**22
@@ -206,7 +206,7 @@ def chunk_rows(input: Tensor, weight: Tensor, problem: Problem) -> int:
 
 def default_bytes(weight: Tensor) -> int:
     """Memory of a chunk, if none is given."""
-    return min(max(LEAST_BYTES, weight.nbytes), MOST_BYTES)
+    return min(max(LEAST_BYTES, weight.nbytes // 8 * 7), MOST_BYTES)
 
 
 def _new_gradient(weight: Tensor, single: bool, problem: Problem) -> Tensor:

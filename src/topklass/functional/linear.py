@@ -73,7 +73,7 @@ def linear_smooth_topk_loss(
             probabilities it is exact, and takes some 32·k bytes for each class of a row: an error
             says so if a row does not fit into ``chunk_bytes``.
         chunk_bytes: memory for the logits of a chunk, their gradient included; at least one row is
-            taken. By default as much as the weight, but 0.5 to 1.75 GiB.
+            taken. By default 7/8 of the weight, but 0.5 to 1.75 GiB.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target.
