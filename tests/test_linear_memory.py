@@ -126,8 +126,8 @@ def test_rows_of_a_chunk():
 def test_default_room():
     assert _chunks.default_bytes(torch.empty(2, 2)) == 2**29
     many = torch.empty(1, dtype=torch.bfloat16)
-    assert _chunks.default_bytes(many.expand(10**9, 1)) == 7 * 2**28
-    assert _chunks.default_bytes(many.expand(128_256, 4096)) == 2 * 128_256 * 4096
+    assert _chunks.default_bytes(many.expand(2 * 10**9, 1)) == 7 * 2**28
+    assert _chunks.default_bytes(many.expand(128_256, 4096)) == 7 * 128_256 * 1024
 
 
 @pytest.mark.parametrize("target", ["smoothed", "probabilities"])
