@@ -42,6 +42,7 @@ KERNELS = {
     "expected_topk": (Kernel("expected", 1, 64, compiles=False),),
     "log_esp": (Kernel("esp", 1, 16, compiles=False),),
     "topk_marginals": (Kernel("esp", 1, 32, compiles=False),),
+    "row_states": (Kernel("smooth", 1, 32, compiles=False),),
 }
 """Which kernels there are. Beyond these limits they would lose digits or compile for minutes."""
 

@@ -1,5 +1,6 @@
 """The smooth top-k SVM loss of Berrada et al. 2018."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,9 +80,23 @@ class SmoothHinge(RowLoss):
     def cost(self) -> int:
         return 8 * self.k
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the lists whose gaps the loss is made of."""
+        return (self.k,)
+
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by: kτ."""
+        return self.k * self.tau
+
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        gap = smooth_gap(scores, labels, self.k, self.tau) + margin_of_label(self.margin, labels)
-        return F.softplus(gap, beta=1 / self.tau, threshold=LINEAR_FROM)
+        gap = smooth_gap(scores, labels, self.k, self.tau)
+        return self.of_gaps([gap], margin_of_label(self.margin, labels))
+
+    def of_gaps(self, gaps: Sequence[Tensor], margin: float | Tensor) -> Tensor:
+        """The loss from the gap of its list and the margins of the labels."""
+        return F.softplus(gaps[0] + margin, beta=1 / self.tau, threshold=LINEAR_FROM)
 
     def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
         return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)

@@ -169,6 +169,16 @@ class ListMixture(RowLoss):
         losses = [self._of_length(k, scores, labels) for k in self.lengths]
         return self.temperature * _mixed(losses, self.chances)
 
+    def of_gaps(self, gaps: Sequence[Tensor], margin: float | Tensor) -> Tensor:
+        """The loss from the gap of each list and the margins of the labels."""
+        lists = zip(self.lengths, gaps, strict=True)
+        losses = [
+            k / self.temperature * smooth.of_gaps([gap], smooth.margin)
+            for k, gap in lists
+            for smooth in [list_of(k, margin, self.temperature)]
+        ]
+        return self.temperature * _mixed(losses, self.chances)
+
     def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
         """None: the list of each length finds its own, and for every label there is none."""
         if targets.is_floating_point() or options.label_smoothing:

@@ -146,31 +146,39 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
 
 
 def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
-    r"""``τ log σ_k(e\c) − τ log σ_{k−1}(e\c) − s_c/k`` for every class c, (…, n), in O(nk).
+    r"""``τ log σ_k(e\c) − τ log σ_{k−1}(e\c) − s_c/k`` for every class c, (…, n), in O(nk)."""
+    row = split(scores, k + 1, k * tau)
+    return gap_of_classes(scores, row.heads, power_sums(row.tail, k), row.places[..., :k], k, tau)
 
-    The k largest classes are left out one by one from k + 1 heads by positive products. For any
-    other class the k heads stay, and ``T_j = σ_j`` without it follows from
+
+def gap_of_classes(
+    scores: Tensor, heads: Tensor, sums: Tensor, places: Tensor, k: int, tau: float
+) -> Tensor:
+    """The same from k + 1 heads, the power sums of the tail below them, and the leaders' places.
+
+    The k largest classes, the leaders, are left out one by one from k + 1 heads by positive
+    products. For any other class the k heads stay, and ``T_j = σ_j`` without it follows from
     ``T_j = S_j − u_c T_{j−1}``, one Horner evaluation.
     """
     temperature = k * tau
-    row = split(scores, k + 1, temperature)
-    below, leaders = row.threshold, row.heads[..., :k]
-    tail = newton(power_sums(row.tail, k))
-    without = without_each_head(tail, row.inverted, k)
+    below, leaders = heads[..., -1:].detach(), heads[..., :k]
+    tail = newton(sums)
+    inverted = ((below - heads) / temperature).exp()
+    without = without_each_head(tail, inverted, k)
     of_leaders = (below - leaders) / k + tau * (without[..., k] / without[..., k - 1]).log()
 
     # Seen from the k-th score, with the (k + 1)-th in the tail: q_j = δ^j (q'_j + q'_{j−1}).
     threshold = leaders[..., -1:].detach()
     degree = torch.arange(k + 1, device=scores.device, dtype=scores.dtype)
     drop = ((below - threshold) / temperature).exp() ** degree
-    joined = (tail + shift(tail) / row.inverted[..., k:]) * drop
+    joined = (tail + shift(tail) / inverted[..., k:]) * drop
     s = with_heads(joined, ((threshold - leaders) / temperature).exp())
     ratio = s[..., k:] / s[..., k - 1 : k]
     excess = scores - threshold
-    u = (excess / temperature).scatter(-1, row.places[..., :k], -inf).exp()
+    u = (excess / temperature).scatter(-1, places, -inf).exp()
     kept = horner(s[..., :k].flip(-1) / s[..., k - 1 : k], u)
     of_others = tau * ((ratio - u * kept) / kept).log() - excess / k
-    gaps = of_others.scatter(-1, row.places[..., :k], of_leaders)
+    gaps = of_others.scatter(-1, places, of_leaders)
     return gaps.masked_fill(scores == -inf, inf)
 
 

@@ -5,5 +5,6 @@ from topklass.kernels.smooth.launch import (
     forward,
     traced,
 )
+from topklass.kernels.smooth.states import read_states, write_gradient
 
-__all__ = ["backward", "forward", "traced"]
+__all__ = ["backward", "forward", "read_states", "traced", "write_gradient"]

@@ -1,0 +1,196 @@
+"""Losses of logits whose classes are split over ranks."""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from topklass._checks import Options, check_count, check_number, check_temperature, class_dimension
+from topklass._collectives import Agreement, ClassShards
+from topklass.functional._sharded import agree, sharded_classification_loss
+from topklass.functional._shards import Lists, sharded_form
+from topklass.functional.noised import NoisedHinge
+from topklass.functional.smooth import SmoothHinge
+from topklass.functional.topk_cross_entropy import Lengths, ListMixture, length_weights, list_of
+from topklass.operators.noised import noise_rows
+
+
+def sharded_smooth_topk_loss(
+    local_logits: Tensor,
+    target: Tensor,
+    k: int = 5,
+    tau: float = 1.0,
+    margin: float | Tensor = 1.0,
+    *,
+    group: ProcessGroup | ClassShards | None = None,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Smooth top-k SVM loss of classes that are split over ranks.
+
+    The value and the gradient of :func:`topklass.functional.smooth_topk_loss` of all classes. Every
+    rank calls it with its own classes of the same samples and gets the same loss; each calls
+    ``backward`` on it and gets the gradient of its own logits. The ranks exchange 2k + 4 numbers of
+    each row in the forward pass and nothing in the backward pass. With label smoothing or class
+    probabilities it is 2k + 6, one more, and 2k + 2 in the backward pass.
+
+    The call is compared on all ranks first: an error of one rank, and a difference between two, is
+    an error on all.
+
+    Args:
+        local_logits: of this rank's classes, (n), (N, n) or (N, n, d1, …). Ranks may have different
+            numbers of classes, also none.
+        target: class indices among all classes, the same on all ranks; or the probabilities of
+            this rank's classes, of the local logits' shape.
+        k: length of the list that should hold the label, below the number of all classes, and up to
+            32; up to 12 for float64 logits.
+        tau: temperature.
+        margin: a number, or one for each class of this rank.
+        group: the process group, in whose order of ranks the slices follow each other; None for all
+            ranks. Or :class:`ClassShards`.
+        dim: the class dimension.
+        weight: one weight for each class of this rank.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks. Where
+        values cannot be read without waiting, on a GPU, a target that differs between ranks or is
+        not a class gives NaN.
+
+    Example:
+        One rank with all classes; see ``examples/sharded_head.py`` for several.
+
+        >>> import tempfile, torch
+        >>> store = tempfile.NamedTemporaryFile()
+        >>> torch.distributed.init_process_group(
+        ...     "gloo", init_method=f"file://{store.name}", rank=0, world_size=1
+        ... )
+        >>> logits = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+        >>> sharded_smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
+        tensor([0.6931, 2.1269])
+        >>> torch.distributed.destroy_process_group()
+    """
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    with Agreement("sharded_smooth_topk_loss", group) as agreement:
+        check_count("k", k)
+        check_temperature(tau)
+        form = Lists(SmoothHinge(k, tau, margin))
+        agree(agreement, form, local_logits, target, dim, options, k=k, tau=tau)
+    return sharded_classification_loss(form, local_logits, target, dim, options, agreement.shards)
+
+
+def sharded_topk_cross_entropy(
+    local_logits: Tensor,
+    target: Tensor,
+    k: Lengths = 5,
+    margin: float | Tensor = 0.0,
+    temperature: float = 1.0,
+    *,
+    group: ProcessGroup | ClassShards | None = None,
+    dim: int = 1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Top-k cross-entropy of classes that are split over ranks, mixtures of lists included.
+
+    The value and the gradient of :func:`topklass.functional.topk_cross_entropy` of all classes,
+    with one exchange for all lists; see :func:`sharded_smooth_topk_loss` for the other arguments.
+    With k = 1 it is cross-entropy. ``ShortListLoss(k)`` is
+    ``sharded_topk_cross_entropy(…, k={1: 0.3, k: 0.7}, temperature=5, label_smoothing=0.1)``.
+
+    Args:
+        local_logits: of this rank's classes.
+        target: class indices among all classes, or probabilities of this rank's classes.
+        k: length of the list, or lengths and their weights.
+        margin: subtracted from the label's logit over T; a number, or one for each local class.
+        temperature: T.
+        group: the process group, or :class:`ClassShards`.
+        dim: the class dimension.
+        weight: one weight for each class of this rank.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
+    """
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    with Agreement("sharded_topk_cross_entropy", group) as agreement:
+        lengths = length_weights(k)
+        check_temperature(temperature, "temperature")
+        factor, loss = 1, ListMixture(tuple(lengths), tuple(lengths.values()), temperature, margin)
+        if len(lengths) == 1:
+            (factor,) = lengths
+        form = Lists(list_of(factor, margin, temperature) if len(lengths) == 1 else loss)
+        parameters = {"k": lengths, "temperature": temperature}
+        agree(agreement, form, local_logits, target, dim, options, **parameters)
+    shards = agreement.shards
+    return sharded_classification_loss(form, local_logits, target, dim, options, shards, factor)
+
+
+def sharded_noised_topk_loss(
+    local_logits: Tensor,
+    target: Tensor,
+    k: int = 5,
+    epsilon: float = 1.0,
+    samples: int = 10,
+    margin: float | Tensor = 1.0,
+    scale: float = 1.0,
+    *,
+    group: ProcessGroup | ClassShards | None = None,
+    dim: int = 1,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Noised top-k hinge loss of classes that are split over ranks, with sampled noise.
+
+    For given noise, the value and the gradient of :func:`topklass.functional.noised_topk_loss` of
+    all classes; see :func:`sharded_smooth_topk_loss` for the other arguments. The ranks exchange
+    (k + 1) · samples + 4 numbers of each row.
+
+    Args:
+        local_logits: of this rank's classes.
+        target: class indices among all classes, or probabilities of this rank's classes.
+        k: length of the list that should hold the label.
+        epsilon: size of the noise.
+        samples: number B of noise vectors.
+        margin: a number, or one for each class of this rank.
+        scale: multiplies the loss before its positive part is taken.
+        group: the process group, or :class:`ClassShards`.
+        dim: the class dimension.
+        noise: the noise vectors of this rank's classes, ``local_logits.shape + (B,)``, which also
+            set ``samples``; if not given, each rank draws its own, also from generators that are
+            in the same state on all ranks.
+        generator: source of the noise.
+        weight: one weight for each class of this rank.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
+    """
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    with Agreement("sharded_noised_topk_loss", group) as agreement:
+        check_count("k", k)
+        check_count("samples", samples)
+        check_number("epsilon", epsilon, positive=False)
+        check_number("scale", scale, positive=True)
+        if noise is not None:
+            noise = noise_rows(noise, local_logits, class_dimension(local_logits, dim))
+            samples = noise.shape[-1]
+        loss = NoisedHinge(k, epsilon, samples, scale, margin, noise, generator)
+        form = sharded_form(loss, agreement.rank)
+        parameters = {"k": k, "epsilon": epsilon, "samples": samples, "scale": scale}
+        agree(agreement, form, local_logits, target, dim, options, **parameters)
+    return sharded_classification_loss(form, local_logits, target, dim, options, agreement.shards)

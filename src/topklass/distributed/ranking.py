@@ -1,0 +1,176 @@
+"""Accuracy and predictions of logits whose classes are split over ranks."""
+
+from collections.abc import Sequence
+from math import inf
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from topklass._checks import (
+    check_count,
+    check_dim,
+    check_logits,
+    check_same_device,
+    check_target,
+    check_temperature,
+    class_dimension,
+    index_shape,
+    labels_in_range,
+    to_rows,
+)
+from topklass._collectives import Agreement, ClassShards, all_gather, all_reduce
+from topklass.functional.accuracy import (
+    among_largest,
+    averaged,
+    check_average,
+    count_by_class,
+    list_lengths,
+)
+from topklass.operators.row_states import row_states
+from topklass.prediction import METHODS, TopK, largest
+from topklass.reference.power_sums import LARGEST_K, wide_dtype, working_dtype
+from topklass.reference.row_blocks import by_rows
+from topklass.reference.row_states import marginals_of_heads, merged, softmax_of
+
+
+@torch.no_grad()
+def sharded_topk_accuracy(
+    local_logits: Tensor,
+    target: Tensor,
+    k: int | Sequence[int] = 5,
+    average: str | None = "micro",
+    *,
+    group: ProcessGroup | ClassShards | None = None,
+    dim: int = 1,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Top-k accuracy of logits whose classes are split over ranks.
+
+    What :func:`topklass.topk_accuracy` returns for all classes, on every rank. The ranks exchange
+    the scores of the labels, and how many scores exceed them: two numbers of each row.
+
+    Args:
+        local_logits: of this rank's classes, (n), (N, n) or (N, n, d1, …).
+        target: class indices among all classes, the same on all ranks.
+        k: length of the list that should contain the label, or several lengths.
+        average: "micro", "macro", "weighted", "none" or None.
+        group: the process group, or :class:`ClassShards`.
+        dim: the class dimension.
+        ignore_index: a target that does not count.
+
+    Returns:
+        A scalar for one k, or (C) if not averaged, and one more dimension in front for several k.
+    """
+    with Agreement("sharded_topk_accuracy", group) as agreement:
+        agreement.classes = check_logits(local_logits, dim)
+        if check_target(local_logits, target, dim):
+            raise TypeError("target must hold class indices, got class probabilities")
+        check_same_device(local_logits, target=target)
+        check_average(average)
+        ks = list_lengths(k)
+        agreement.facts |= {
+            "k": list(map(int, ks)),
+            "ignore_index": int(ignore_index),
+            "the number of rows": target.numel(),
+            "the logits' dtype": str(local_logits.dtype),
+        }
+    shards = agreement.shards
+    classes = shards.classes
+    list_lengths(ks, classes)
+    labels = target.reshape(-1, 1).long()
+    labels_in_range(labels, classes, ignore_index)
+    scores = to_rows(local_logits.detach(), dim)
+    here = labels - shards.start
+    absent = (here < 0) | (here >= shards.size) | (labels == ignore_index)
+    own = F.pad(scores, (0, 1)).gather(1, here.masked_fill(absent, shards.size))
+    wide = wide_dtype(scores)
+    sent = own.masked_fill(absent, 0.0).to(wide)
+    score = all_reduce(sent, shards.group)
+
+    def count(scores: Tensor, score: Tensor) -> Tensor:
+        return torch.cat([scores > score, scores.isnan()], 1).unflatten(1, (2, -1)).sum(2)
+
+    larger, spoilt = all_reduce(by_rows(count, scores, score, cost=16), shards.group).unbind(1)
+    known = (labels >= 0) & (labels < classes) & (labels != ignore_index)
+    never = ~known | (score == -inf) | score.isnan() | (spoilt.unsqueeze(1) > 0)
+    ranks = larger.unsqueeze(1).masked_fill(never, classes)
+    hits, samples = count_by_class(among_largest(ranks, ks), target, classes, ignore_index)
+    accuracy = averaged(hits, samples, average)
+    return accuracy if isinstance(k, Sequence) else accuracy[0]
+
+
+@torch.no_grad()
+def sharded_predict_topk(
+    local_logits: Tensor,
+    k: int,
+    *,
+    group: ProcessGroup | ClassShards | None = None,
+    dim: int = -1,
+    method: str = "marginals",
+    temperature: float = 1.0,
+) -> TopK:
+    """The k labels with the largest probability of belonging to the top k, of all classes.
+
+    What :func:`topklass.predict_topk` returns for a single crop, on every rank. The ranks exchange
+    about 3k numbers of each row. Without derivatives.
+
+    Args:
+        local_logits: of this rank's classes, by default (…, n).
+        k: length of the list, up to the number of all classes; with marginals up to 32, or 12 for
+            float64 logits.
+        group: the process group, or :class:`ClassShards`.
+        dim: the dimension of the classes.
+        method: which probabilities: "marginals" or "softmax".
+        temperature: T divides the logits.
+
+    Returns:
+        ``TopK(labels, probabilities)``, each with k in place of the classes, descending. Ties are
+        in the order of the class index.
+    """
+    with Agreement("sharded_predict_topk", group) as agreement:
+        check_dim(dim)
+        agreement.classes = check_logits(local_logits, dim)
+        check_count("k", k)
+        check_temperature(temperature, name="temperature")
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        marginals = method == "marginals"
+        if marginals:
+            most = LARGEST_K[working_dtype(local_logits.dtype)]
+            check_count("k", k, most, f"for {local_logits.dtype} and marginals")
+        agreement.facts |= {
+            "k": int(k),
+            "method": method,
+            "temperature": float(temperature),
+            "the number of rows": index_shape(local_logits, dim).numel(),
+            "the logits' dtype": str(local_logits.dtype),
+        }
+    shards = agreement.shards
+    check_count("k", k, shards.classes, "the number of classes")
+    scores = to_rows(local_logits.detach(), dim)
+    missing = max(0, k - shards.size)
+    wider = F.pad(scores, (0, missing), value=-inf)
+    first = largest(k, wider)
+    real = first < shards.size
+    nowhere = torch.full_like(scores[:, :1], -1, dtype=torch.long)
+    count = k if marginals else 1
+    states, _, _ = row_states(scores, nowhere, count, temperature)
+    columns = (wider.gather(1, first), first + shards.start, real, *states)
+    sent = torch.cat([each.to(states.sums.dtype) for each in columns], 1)
+    received = all_gather(sent, shards.group).movedim(0, 1)  # (R, W, ·)
+    *candidates, heads, sums = received.split((k, k, k, count, count), 2)
+    best, first, real = (each.flatten(1) for each in candidates)
+    order = largest(k, best, real)
+    top, labels = best.gather(1, order), first.gather(1, order).long()
+    whole, _ = merged(heads, sums, temperature)
+    if marginals:
+        chances = marginals_of_heads(whole, temperature)
+    else:
+        chances = softmax_of(top, whole, temperature)
+    at = class_dimension(local_logits, dim)
+    shape = (*index_shape(local_logits, dim), k)
+    labels = labels.clamp(max=shards.classes - 1)  # any, in a row with NaN
+    chances = chances.to(working_dtype(local_logits.dtype))
+    return TopK(labels.reshape(shape).movedim(-1, at), chances.reshape(shape).movedim(-1, at))
