@@ -22,7 +22,7 @@ LAYERS = [
     ["_provenance"],  # records the version
     ["topklass"],  # __init__.py: what users import
     ["integrations", "metrics"],
-    ["sets"],
+    ["sets", "distributed"],
     ["prediction"],
     ["longtail"],
     ["linear_losses"],
@@ -31,6 +31,7 @@ LAYERS = [
     ["operators"],
     ["dispatch"],
     ["kernels", "reference"],
+    ["_collectives"],
     ["_checks"],
     ["_transforms", "_extras", "_files"],
 ]

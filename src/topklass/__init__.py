@@ -71,8 +71,8 @@ __all__ = [
 ]
 
 
-OPTIONAL = ("data", "metrics", "models", "train")
-"""Modules that need an extra, ``topklass[metrics]`` or ``topklass[train]``."""
+OPTIONAL = ("data", "distributed", "metrics", "models", "train")
+"""Modules that need an extra, ``topklass[metrics]`` or ``topklass[train]``, or processes."""
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -27,8 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from topklass._checks import is_integer
 
-Group = Any
-"""A ``torch.distributed.ProcessGroup``, or None for all ranks."""
+Group = dist.ProcessGroup | None
+"""None for all ranks."""
 
 LETTER_BYTES = 1024
 """The size of what ranks compare before a call, whatever it says."""
@@ -60,6 +60,10 @@ class ClassShards:
         ClassShards(0 to 9 of 10 classes, rank 0 of 1)
         >>> torch.distributed.destroy_process_group()
     """
+
+    group: Group
+    rank: int
+    sizes: tuple[int, ...]
 
     def __init__(
         self, classes: int | range, group: Group = None, *, check_calls: bool = True
@@ -113,14 +117,14 @@ class Agreement:
 
     shards: ClassShards
 
-    def __init__(self, function: str, group: "Group | ClassShards") -> None:
+    def __init__(self, function: str, group: Group | ClassShards) -> None:
         self.known = group if isinstance(group, ClassShards) else None
-        self.group = self.known.group if self.known else group
+        self.group = group.group if isinstance(group, ClassShards) else group
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError(f"{function}: this process is not a member of the given group")
         self.facts: dict[str, Any] = {"function": function}
-        self.classes: int | range = self.known.size if self.known else 0
+        self.classes: int | range = 0
 
     def __enter__(self) -> "Agreement":
         return self

@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import nan
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def is_eager(tensor: Tensor) -> bool:
@@ -57,6 +61,11 @@ def is_differentiated(value: object) -> bool:
     if not isinstance(value, Tensor):
         return False
     return value.requires_grad or not (torch.compiler.is_compiling() or is_eager(value))
+
+
+def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether the tensor is distributed; without an import of what most calls do not need."""
+    return type(tensor).__name__ == "DTensor"
 
 
 def is_traced() -> bool:

@@ -140,7 +140,7 @@ class _Head(NamedTuple):
 
     def chunks(self, samples: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples (N, d) and their labels (N), at least one chunk."""
-        return zip(samples.split(self.rows), labels.split(self.rows), strict=True)
+        return zip(torch.split(samples, self.rows), torch.split(labels, self.rows), strict=True)
 
     def losses(
         self, samples: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
@@ -168,7 +168,7 @@ class _AtOnce(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         sums, totals, of_samples = [], [], []
         of_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        of_bias = torch.zeros_like(of_weight[:, 0])
+        of_bias = of_weight.new_zeros(len(weight))
         for x, y in head.chunks(samples, labels):
             logits = F.linear(x, weight, bias).requires_grad_(wanted)
             with torch.set_grad_enabled(wanted):

@@ -90,7 +90,7 @@ def sharded_topk_accuracy(
     score = all_reduce(sent, shards.group)
 
     def count(scores: Tensor, score: Tensor) -> Tensor:
-        return torch.cat([scores > score, scores.isnan()], 1).unflatten(1, (2, -1)).sum(2)
+        return torch.stack([(scores > score).sum(1), scores.isnan().sum(1)], 1)
 
     larger, spoilt = all_reduce(by_rows(count, scores, score, cost=16), shards.group).unbind(1)
     known = (labels >= 0) & (labels < classes) & (labels != ignore_index)
@@ -160,7 +160,7 @@ def sharded_predict_topk(
     columns = (wider.gather(1, first), first + shards.start, real, *states)
     sent = torch.cat([each.to(states.sums.dtype) for each in columns], 1)
     received = all_gather(sent, shards.group).movedim(0, 1)  # (R, W, ·)
-    *candidates, heads, sums = received.split((k, k, k, count, count), 2)
+    *candidates, heads, sums = torch.split(received, [k, k, k, count, count], 2)
     best, first, real = (each.flatten(1) for each in candidates)
     order = largest(k, best, real)
     top, labels = best.gather(1, order), first.gather(1, order).long()

@@ -25,6 +25,7 @@ from topklass._checks import (
 from topklass._transforms import (
     graph_of_its_own,
     is_differentiated,
+    is_dtensor,
     needs_plain_backward,
     plain_backward,
     spread_nan,
@@ -99,6 +100,10 @@ def classification_loss(
     smoothed target, and "mean" divides by the number of rows. The result is multiplied by
     ``factor``.
     """
+    if is_dtensor(logits):
+        from topklass.functional._mesh import mesh_loss  # needs torch.distributed
+
+        return mesh_loss(loss, logits, target, dim, options, factor)
     targets = check_targets(loss, logits, target, dim, options)
     result = row_targets_loss(loss, to_rows(logits, dim), targets, options)
     if options.reduction == "none" and logits.dim() != 2:

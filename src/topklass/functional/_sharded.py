@@ -96,7 +96,9 @@ def sharded_losses(
 
     Margins, weights and class probabilities are those of this rank's classes.
     """
-    check_count("k", form.longest, shards.classes - 1, f"one less than the {shards.classes} classes")
+    check_count(
+        "k", form.longest, shards.classes - 1, f"one less than the {shards.classes} classes"
+    )
     scores = to_rows(logits, dim)
     if target.is_floating_point():
         chances = working(to_rows(target, dim))
@@ -114,16 +116,20 @@ def sharded_losses(
     about_label = [told.label, _entry(margin, here), _entry(weight, here), labels]
     sent = torch.cat([told.numbers, *(each.to(told.numbers.dtype) for each in about_label)], 1)
     received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
-    numbers, of_owner, labels_of_ranks = received.split((told.numbers.shape[1], 3, 1), -1)
+    numbers, of_owner, labels_of_ranks = torch.split(received, [told.numbers.shape[1], 3, 1], -1)
     known = form.know(numbers, told.places, shards)
-    score, label_margin, label_weight = of_owner.sum(0).split(1, -1)  # 0 on all other ranks
-    spoilt = None if chances is not None else _check_labels(labels_of_ranks, labels, options, shards)
+    score, label_margin, label_weight = torch.split(of_owner.sum(0), 1, -1)  # 0 on all other ranks
+    spoilt = (
+        None if chances is not None else _check_labels(labels_of_ranks, labels, options, shards)
+    )
 
     weights = torch.ones_like(score) if weight is None or chances is not None else label_weight
     if every:
         if chances is None:
             chances = torch.zeros_like(scores, dtype=working(scores[:0]).dtype)
-            chances = F.pad(chances, (0, 1)).scatter(1, here.masked_fill(here < 0, shards.size), 1.0)
+            chances = F.pad(chances, (0, 1)).scatter(
+                1, here.masked_fill(here < 0, shards.size), 1.0
+            )
             chances = chances[:, :-1]
         losses = _expected(form, scores, chances, known, options, shards)
     else:
@@ -191,7 +197,7 @@ def _expected(
     elements = GRAPH_ELEMENTS["cpu" if scores.device.type == "cpu" else "other"]
     rows = max(1, elements // (form.cost * max(1, scores.shape[1])))
     tensors = (scores, chances, copied(known.numbers, shards.group), known.places)
-    blocks = list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
+    blocks = list(zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True))
     if len(blocks) > 1:
         parts = [checkpoint(of_own_classes, *block, use_reentrant=False) for block in blocks]
         own = torch.cat(parts)

@@ -180,7 +180,7 @@ class Noised:
         missing = max(0, count - scores.shape[1])
         scores = F.pad(working(scores), (0, missing), value=-inf)
         if scores.requires_grad:
-            scores.register_hook(spread_nan)
+            scores.register_hook(spread_nan)  # type: ignore[no-untyped-call]
         tops = []
         for noise in self._noise(scores, scores.shape[1] - missing):
             shift = F.pad(self.loss.epsilon * noise, (0, missing)).to(scores.dtype)
@@ -191,7 +191,8 @@ class Noised:
 
     def know(self, numbers: Tensor, places: Tensor, shards: ClassShards) -> Known:
         count = self.loss.k + 1
-        every = numbers.unflatten(-1, (-1, count)).permute(1, 2, 0, 3).flatten(2)  # (R, B, W·count)
+        ranks, rows, _ = numbers.shape
+        every = numbers.reshape(ranks, rows, -1, count).permute(1, 2, 0, 3).flatten(2)
         top = every.topk(count, -1).values
         rival = top[..., -1].mean(1, keepdim=True)
         spoilt = top[..., 0].isnan().any(1, keepdim=True)

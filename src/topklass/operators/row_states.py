@@ -63,7 +63,5 @@ class _RowStates(torch.autograd.Function):
             of_sums * degree / ctx.temperature,
             of_label,
         )
-        result = ctx.backend.write_gradient(
-            scores, labels, heads, places, slopes, ctx.temperature
-        )
+        result = ctx.backend.write_gradient(scores, labels, heads, places, slopes, ctx.temperature)
         return result, None, None, None, None

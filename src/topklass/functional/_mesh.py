@@ -1,0 +1,144 @@
+"""Losses of ``DTensor`` logits, on a device mesh of any number of dimensions.
+
+As in ``torch.distributed.tensor.parallel.loss_parallel``, one dimension of the mesh may split the
+classes, and the others rows. Rows need no exchange but that of the sum.
+"""
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from topklass._checks import Options, class_dimension, index_shape, to_rows
+from topklass._collectives import Agreement, summed
+from topklass.functional._contract import (
+    RowLoss,
+    reduced,
+    result_dtype,
+    row_targets_loss,
+    working,
+)
+from topklass.functional._sharded import agree, sharded_losses
+from topklass.functional._shards import sharded_form
+
+
+def mesh_loss(
+    loss: RowLoss, logits: DTensor, target: Tensor, dim: int, options: Options, factor: float
+) -> Tensor:
+    """``classification_loss`` of a DTensor.
+
+    Args:
+        loss: with one margin, or those of all classes.
+        logits: at most one dimension of the mesh shards the classes, the others rows, if anything.
+        target: a DTensor, or an ordinary tensor that has the targets of all rows.
+        dim: the class dimension.
+        options: with the weights of all classes.
+        factor: multiplies the result.
+
+    Returns:
+        A DTensor: replicated, or with ``reduction="none"`` sharded over rows as the logits are.
+    """
+    if getattr(loss, "noise", None) is not None:
+        raise NotImplementedError("noise cannot be given for logits that are a DTensor")
+    mesh, at = logits.device_mesh, class_dimension(logits, dim)
+    logits, of_classes = _placed(logits, at)
+    of_rows = [_without_classes(placement, at) for placement in logits.placements]
+    of_target = list(logits.placements) if target.is_floating_point() else of_rows
+    per_class: list[Placement] = [
+        Shard(0) if i == of_classes else Replicate() for i in range(mesh.ndim)
+    ]
+    margin = loss.margin
+    if isinstance(margin, Tensor) and margin.dim():
+        loss = replace(loss, margin=_part(margin, mesh, per_class))  # type: ignore[type-var]
+    weight = None if options.weight is None else _part(options.weight, mesh, per_class)
+    options = options._replace(weight=weight)
+    local, labels = logits.to_local(), _part(target, mesh, of_target)
+    if of_classes is None:
+        losses, total = _of_whole_rows(loss, local, labels, dim, options)
+    else:
+        group = mesh.get_group(of_classes)
+        with Agreement(type(loss).__name__, group) as agreement:
+            form = sharded_form(loss, agreement.rank)
+            agree(agreement, form, local, labels, dim, options, **_parameters(loss))
+        losses, total = sharded_losses(form, local, labels, dim, options, agreement.shards)
+
+    if options.reduction == "none":
+        result = losses.reshape(index_shape(local, dim))
+        shape, placements = index_shape(logits, dim), of_rows
+    else:
+        result = losses.sum()
+        for i, placement in enumerate(of_rows):
+            if placement.is_shard():
+                group = mesh.get_group(i)
+                result, total = summed(result, group), summed(total, group)
+        result = reduced(result.reshape(1, 1), total, options.reduction)
+        shape, placements = torch.Size(), [Replicate()] * mesh.ndim
+    return DTensor.from_local(
+        (result * factor).to(result_dtype(local)),
+        mesh,
+        placements,
+        run_check=False,
+        shape=shape,
+        stride=tuple(prod(shape[i + 1 :]) for i in range(len(shape))),
+    )
+
+
+def _placed(logits: DTensor, at: int) -> tuple[DTensor, int | None]:
+    """The logits without partial sums, and which dimension of the mesh shards their classes."""
+    placements = [
+        Replicate() if placement.is_partial() else placement for placement in logits.placements
+    ]
+    strange = [p for p in placements if type(p) not in (Shard, Replicate)]
+    of_classes = [i for i, p in enumerate(placements) if p.is_shard(at)]
+    if strange or len(of_classes) > 1:
+        raise ValueError(
+            f"logits may be sharded over classes by one dimension of the mesh, and over rows by "
+            f"the others, got placements {tuple(logits.placements)} with classes in dimension {at}"
+        )
+    placed = logits.redistribute(placements=placements)
+    return placed, of_classes[0] if of_classes else None
+
+
+def _without_classes(placement: Placement, at: int) -> Placement:
+    """How class indices, and losses, of rows are placed."""
+    if not isinstance(placement, Shard) or placement.dim == at:
+        return Replicate()
+    return Shard(placement.dim - (placement.dim > at))
+
+
+def _part(tensor: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> Tensor:
+    """This rank's part of a DTensor, or of an ordinary tensor that every rank has whole."""
+    if not isinstance(tensor, DTensor):
+        whole = [Replicate()] * mesh.ndim
+        tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
+    return tensor.redistribute(placements=placements).to_local()
+
+
+def _of_whole_rows(
+    loss: RowLoss, logits: Tensor, target: Tensor, dim: int, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Losses of this rank's rows, (R, 1), and what their mean divides by."""
+    scores = to_rows(logits, dim)
+    probabilities = target.is_floating_point()
+    targets = to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
+    losses = row_targets_loss(loss, scores, targets, options._replace(reduction="none"))
+    counted = torch.ones_like(losses)
+    if not probabilities:
+        ignored = targets.squeeze(1) == options.ignore_index
+        if options.weight is not None:
+            counted = working(options.weight)[targets.squeeze(1).masked_fill(ignored, 0)]
+        counted = counted.masked_fill(ignored, 0.0)
+    return losses.unsqueeze(1), counted.sum()
+
+
+def _parameters(loss: RowLoss) -> dict[str, Any]:
+    """The numbers that a loss has besides its margin."""
+    return {
+        name: value
+        for name, value in vars(loss).items()
+        if isinstance(value, (int, float, tuple)) and name != "margin"
+    }
