@@ -53,7 +53,7 @@ def agree(
     agreement.classes = classes
     agreement.facts |= {name: str(value) for name, value in parameters.items()}
     agreement.facts |= {
-        "margin": "per class" if per_class else float(margin),
+        "margin": "a tensor" if isinstance(margin, Tensor) else float(margin),
         "weight": options.weight is not None,
         "ignore_index": int(options.ignore_index),
         "reduction": options.reduction,

@@ -198,8 +198,9 @@ class Noised:
         spoilt = top[..., 0].isnan().any(1, keepdim=True)
         if can_read_values(spoilt) and not spoilt.any():
             return Known(rival, places)
-        all_nan = every.sum((1, 2)).unsqueeze(1) * nan  # and so is the gradient of all ranks
-        return Known(torch.where(spoilt, all_nan, rival), places)
+        # NaN for all that ranks have told, so that the gradient is NaN on all of them.
+        told = every.flatten(1).masked_fill(~spoilt, 0.0).sum(1, keepdim=True)
+        return Known(torch.where(spoilt, told * nan, rival), places)
 
     def of_label(self, known: Known, score: Tensor, margin: float | Tensor) -> Tensor:
         return self.loss.scale * hinge(margin, known.numbers, score)

@@ -1,0 +1,559 @@
+"""What every rank of a group checks: a slice of the classes gives what all classes give.
+
+Every rank makes the whole problem from a seed, and its own slice of it. The oracle is the loss of
+all classes, in float64.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+import topklass
+import topklass.functional as TF
+from topklass.distributed import (
+    ClassShards,
+    sharded_linear_smooth_topk_loss,
+    sharded_noised_topk_loss,
+    sharded_predict_topk,
+    sharded_smooth_topk_loss,
+    sharded_topk_accuracy,
+    sharded_topk_cross_entropy,
+)
+
+ROWS, CLASSES = 7, 23
+SIZES = {2: (9, 14), 3: (2, 0, 21), 4: (1, 12, 0, 10)}
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+Loss = Callable[..., Tensor]
+
+
+def own(classes: int = CLASSES) -> slice:
+    """The slice of this rank; other numbers of classes are divided likewise."""
+    sizes = SIZES[dist.get_world_size()]
+    bounds = [sum(sizes[:i]) * classes // CLASSES for i in range(len(sizes) + 1)]
+    return slice(*bounds[dist.get_rank() : dist.get_rank() + 2])
+
+
+def problem(dtype: torch.dtype = torch.float64, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
+    """Logits with ties and absent classes, and class indices, one of them ignored."""
+    logits = 4 * torch.randn(ROWS, classes, dtype=torch.float64)
+    logits[0, 1:15] = logits[0, 1].clone()  # on several ranks
+    logits[1, 2:19] = -math.inf
+    logits[2, 2:] = -math.inf  # fewer than k
+    target = torch.randint(classes, (ROWS,))
+    target[1], target[2], target[4] = 0, 1, -100
+    return logits.to(dtype), target
+
+
+def raises(kind: type[Exception], message: str) -> Any:
+    """Require an error of this type whose message has these words."""
+    return pytest.raises(kind, match=re.escape(message))
+
+
+def close(ours: Tensor, expected: Tensor, rtol: float) -> None:
+    """Up to a share of each value, or of the largest of its row."""
+    rows = expected.reshape(-1, expected.shape[-1]) if expected.dim() else expected.reshape(1, 1)
+    largest = rows.nan_to_num(0, 0, 0).abs().amax(1, keepdim=True) if rows.numel() else rows
+    mine = ours.reshape(rows.shape).double()
+    assert torch.equal(mine.isnan(), rows.isnan())
+    difference = (mine - rows).masked_fill(mine == rows, 0).nan_to_num(0, math.inf, math.inf)
+    assert (difference.abs() <= rtol * largest).all(), (ours, expected)
+
+
+def compare(
+    sharded: Loss,
+    whole: Loss,
+    logits: Tensor,
+    target: Tensor,
+    per_class: dict[str, Tensor] | None = None,
+    rtol: float | None = None,
+    dim: int = 1,
+    **options: Any,
+) -> None:
+    """Losses and gradients: this rank's slice of those of all classes, the same on all ranks."""
+    rtol = rtol or TOLERANCE[logits.dtype]
+    per_class = per_class or {}
+    classes = own(logits.shape[dim])
+    leaf = logits.double().clone().requires_grad_()
+    expected = whole(leaf, target, dim=dim, **per_class, **options)
+    here = range(logits.shape[dim])[classes]
+    mine = logits.narrow(dim, here.start, len(here)).clone().requires_grad_()
+    local = {
+        name: value[:, classes] if name == "noise" else value[classes]
+        for name, value in per_class.items()
+    }
+    if target.is_floating_point():
+        target = target.narrow(dim, here.start, len(here))
+    loss = sharded(mine, target, dim=dim, **local, **options)
+    assert loss.dtype == logits.dtype
+    close(loss.detach(), expected.detach(), rtol)
+    everywhere = [torch.empty_like(loss) for _ in range(dist.get_world_size())]
+    dist.all_gather(everywhere, loss.detach())
+    assert all(torch.equal(each, loss.detach()) for each in everywhere if not loss.isnan().any())
+    outgoing = torch.rand(expected.shape, dtype=torch.float64)
+    expected.masked_fill(expected == math.inf, 0).backward(outgoing)
+    loss.masked_fill(loss == math.inf, 0).backward(outgoing.to(loss.dtype))
+    gradient = leaf.grad.movedim(dim, -1)
+    scale = gradient.nan_to_num().abs().amax() if gradient.numel() else 0.0
+    part = gradient[..., classes]
+    assert torch.equal(mine.grad.movedim(dim, -1).isnan(), part.isnan())
+    difference = (mine.grad.movedim(dim, -1) - part).nan_to_num()
+    assert (difference.abs() <= rtol * scale).all(), difference.abs().max() / scale
+
+
+SMOOTH = (sharded_smooth_topk_loss, TF.smooth_topk_loss)
+LISTS = (sharded_topk_cross_entropy, TF.topk_cross_entropy)
+NOISED = (sharded_noised_topk_loss, TF.noised_topk_loss)
+
+
+def smooth_losses() -> None:
+    for dtype in TOLERANCE:
+        for smoothing in (0.0, 0.2):
+            for k, tau in ((1, 1.0), (3, 0.2), (5, 1.0)):
+                options = {"k": k, "tau": tau, "label_smoothing": smoothing}
+                logits, target = problem(dtype)
+                compare(*SMOOTH, logits, target, **options, reduction="none")
+                weight = {"weight": torch.rand(CLASSES, dtype=dtype)}
+                margin = {"margin": torch.rand(CLASSES, dtype=dtype)}
+                compare(*SMOOTH, logits, target, weight | margin, **options, reduction="sum")
+                present = logits.nan_to_num(neginf=-3.0)
+                compare(*SMOOTH, present, target, weight, **options, margin=0.5)
+
+
+def the_longest_lists() -> None:
+    for dtype, k in ((torch.float32, 32), (torch.float64, 12)):
+        logits, target = torch.randn(ROWS, 90, dtype=dtype), torch.randint(90, (ROWS,))
+        for smoothing in (0.0, 0.1):
+            compare(*SMOOTH, logits, target, k=k, tau=0.3, label_smoothing=smoothing, rtol=2e-6)
+        with raises(ValueError, f"k must be from 1 to {k}, for {dtype} and classes split"):
+            sharded_smooth_topk_loss(logits[:, own(90)], target, k=k + 1)
+
+
+def long_rows() -> None:
+    logits, target = problem(torch.float32, 4000)
+    compare(*SMOOTH, logits, target, k=3, reduction="none")
+
+
+def half_precision() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        logits, target = problem(dtype)
+        compare(*SMOOTH, logits, target, rtol=torch.finfo(dtype).eps, reduction="none")
+
+
+def large_scores() -> None:
+    logits, target = problem(torch.float64)
+    for scale in (1e-3, 300.0):
+        compare(*SMOOTH, scale * logits, target, k=4, reduction="none")
+        compare(*SMOOTH, scale * logits, target, k=4, label_smoothing=0.3, reduction="none")
+
+
+def blocks_of_rows() -> None:
+    from topklass.functional import _sharded
+
+    before = _sharded.GRAPH_ELEMENTS
+    _sharded.GRAPH_ELEMENTS = {"cpu": 1500}
+    try:
+        logits, target = problem()
+        compare(*SMOOTH, logits, target, k=3, label_smoothing=0.2, reduction="none")
+    finally:
+        _sharded.GRAPH_ELEMENTS = before
+
+
+def lists() -> None:
+    for k in (2, {1: 0.3, 4: 0.7}, {1: 0.2, 2: 0.3, 5: 0.5}):
+        for smoothing in (0.0, 0.1):
+            for temperature in (1.0, 5.0):
+                logits, target = problem()
+                options = {"k": k, "temperature": temperature, "label_smoothing": smoothing}
+                compare(*LISTS, logits, target, **options, reduction="none")
+                margin = {"margin": torch.rand(CLASSES, dtype=torch.float64)}
+                compare(*LISTS, logits.nan_to_num(neginf=-3.0), target, margin, **options)
+
+
+def the_short_list_loss() -> None:
+    def whole(logits: Tensor, target: Tensor, dim: int) -> Tensor:
+        return topklass.ShortListLoss(k=5)(logits, target)
+
+    def sharded(logits: Tensor, target: Tensor, dim: int) -> Tensor:
+        arguments = {"k": {1: 0.3, 5: 0.7}, "temperature": 5.0, "label_smoothing": 0.1}
+        return sharded_topk_cross_entropy(logits, target, dim=dim, **arguments)
+
+    logits, target = problem(torch.float32)
+    compare(sharded, whole, logits.nan_to_num(neginf=-9.0), target)
+
+
+def cross_entropy() -> None:
+    """PyTorch's own, with label smoothing and weights."""
+
+    def whole(logits: Tensor, target: Tensor, dim: int, **options: Any) -> Tensor:
+        return F.cross_entropy(logits, target, **options)
+
+    logits, target = problem()
+    weight = {"weight": torch.rand(CLASSES, dtype=torch.float64)}
+    for smoothing in (0.0, 0.1):
+        for reduction in ("mean", "sum", "none"):
+            options = {"label_smoothing": smoothing, "reduction": reduction}
+
+            def sharded(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+                return sharded_topk_cross_entropy(logits, target, 1, **options)
+
+            compare(sharded, whole, logits.nan_to_num(neginf=-9.0), target, weight, **options)
+
+
+def probabilities() -> None:
+    logits, _ = problem()
+    target = torch.rand(ROWS, CLASSES, dtype=torch.float64).masked_fill(logits == -math.inf, 0.0)
+    for smoothing in (0.0, 0.3):
+        given = logits if smoothing == 0 else logits.nan_to_num(neginf=-9.0)
+        for pair in (SMOOTH, LISTS):
+            compare(*pair, given, target, k=3, label_smoothing=smoothing, reduction="none")
+            compare(*pair, given, target, k=3, label_smoothing=smoothing)
+
+
+def nan_everywhere() -> None:
+    """A NaN on one rank makes the loss and the gradient of its row NaN on all ranks."""
+    logits, target = problem()
+    logits[3, CLASSES - 1] = math.nan  # a rival
+    logits[5, target[5]] = math.nan
+    noise = torch.randn(ROWS, CLASSES, 3, dtype=torch.float64)
+    for smoothing in (0.0, 0.2):
+        for pair in (SMOOTH, LISTS):
+            compare(*pair, logits, target, k=2, label_smoothing=smoothing, reduction="none")
+        options = {"k": 2, "label_smoothing": smoothing, "reduction": "none"}
+        compare(*NOISED, logits, target, {"noise": noise}, **options)
+
+
+def shapes() -> None:
+    logits, target = problem()
+    compare(*SMOOTH, logits[0], target[0], k=3, dim=0)
+    target = target.reshape(1, 7).repeat(2, 1)
+    logits = logits.t().reshape(1, CLASSES, 7).repeat(2, 1, 1)
+    compare(*SMOOTH, logits, target, k=3, reduction="none")
+    logits = logits.transpose(1, 2)
+    compare(*SMOOTH, logits, target, k=3, reduction="none", dim=-1, label_smoothing=0.1)
+    for smoothing in (0.0, 0.1):
+        options = {"k": 3, "label_smoothing": smoothing}
+        compare(*SMOOTH, logits[:0], target[:0], dim=2, reduction="none", **options)
+        compare(*SMOOTH, logits[:0], target[:0], dim=2, reduction="mean", **options)
+
+
+def noised() -> None:
+    logits, target = problem()
+    given = {"noise": torch.randn(ROWS, CLASSES, 4, dtype=torch.float64)}
+    weight = {"weight": torch.rand(CLASSES, dtype=torch.float64)}
+    for smoothing in (0.0, 0.2):
+        options = {"k": 3, "scale": 2.0, "epsilon": 0.7, "label_smoothing": smoothing}
+        compare(*NOISED, logits, target, given, reduction="none", **options)
+        present = logits.nan_to_num(neginf=-9.0)
+        compare(*NOISED, present, target, given | weight, **options)
+
+
+def drawn_noise() -> None:
+    """Every rank draws its own, from generators in the same state, too."""
+    classes = torch.zeros(500, own().stop - own().start)
+    target = torch.zeros(500, dtype=torch.long)
+
+    def loss(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        options = {"k": 3, "margin": 0.0, "samples": 1, "reduction": "none"}
+        return sharded_noised_topk_loss(classes, target, generator=generator, **options)
+
+    assert torch.equal(loss(1), loss(1))
+    assert not torch.equal(loss(1), loss(2))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(20_000, CLASSES, generator=generator).topk(4).values[:, -1]
+    assert abs(loss(3).mean() - noise.mean()) < 4 * noise.std() / math.sqrt(500)
+
+
+def learned_margins() -> None:
+    logits, target = problem()
+    logits = logits.nan_to_num(neginf=-9.0)
+    margins = torch.rand(CLASSES, dtype=torch.float64)
+    for smoothing in (0.0, 0.2):
+        for margin in (margins, margins[0]):
+            whole = margin.clone().requires_grad_()
+            TF.smooth_topk_loss(logits, target, 3, 1.0, whole, label_smoothing=smoothing).backward()
+            mine = (margin[own()] if margin.dim() else margin).clone().requires_grad_()
+            sharded_smooth_topk_loss(
+                logits[:, own()], target, 3, 1.0, mine, label_smoothing=smoothing
+            ).backward()
+            expected = whole.grad[own()] if margin.dim() else whole.grad
+            torch.testing.assert_close(mine.grad, expected)
+
+
+def accuracy() -> None:
+    logits, target = problem(torch.float32)
+    logits[3, 20] = math.nan
+    for k in (2, [1, 3, CLASSES]):
+        for average in ("micro", "macro", "none"):
+            ours = sharded_topk_accuracy(logits[:, own()], target, k, average)
+            expected = TF.topk_accuracy(logits, target, k, average)
+            torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+    with raises(ValueError, f"k must be from 1 to {CLASSES}, the number of classes"):
+        sharded_topk_accuracy(logits[:, own()], target, CLASSES + 1)
+
+
+def predictions() -> None:
+    logits, _ = problem()
+    logits[5] = -math.inf
+    logits[5, 22] = 0.0
+    for k in (1, 4, 11):
+        for method in ("marginals", "softmax"):
+            for temperature in (1.0, 3.0):
+                options = {"k": k, "method": method, "temperature": temperature}
+                ours = sharded_predict_topk(logits[:, own()], **options)
+                torch.testing.assert_close(ours, topklass.predict_topk(logits, **options))
+    whole = sharded_predict_topk(logits[:, own()], CLASSES, method="softmax")
+    assert torch.equal(whole.labels.sort().values, torch.arange(CLASSES).expand(ROWS, -1))
+    cube = logits.t().reshape(1, CLASSES, ROWS).float()
+    ours = sharded_predict_topk(cube[:, own()], 3, dim=1)
+    torch.testing.assert_close(ours, topklass.predict_topk(cube, 3, dim=1))
+    logits[0, 0] = math.nan
+    ours = sharded_predict_topk(logits[:, own()], 3)
+    assert ours.probabilities.isnan().all(1).tolist() == [True] + [False] * (ROWS - 1)
+
+
+def linear_layer() -> None:
+    for dtype, rtol in ((torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        samples = torch.randn(ROWS, 6, dtype=torch.float64).to(dtype)
+        rows, bias = torch.randn(CLASSES, 6).to(dtype), torch.randn(CLASSES).to(dtype)
+        target, weight = problem()[1], torch.rand(CLASSES, dtype=torch.float64)
+        for reduction in ("mean", "sum", "none"):
+            for smoothing in (0.0, 0.2):
+                for chunk in (3, None):
+                    options = {"reduction": reduction, "label_smoothing": smoothing, "k": 3}
+                    full = [t.double().clone().requires_grad_() for t in (samples, rows, bias)]
+                    expected = TF.smooth_topk_loss(
+                        F.linear(*full), target, weight=weight, **options
+                    )
+                    mine = [t.clone().requires_grad_() for t in (samples, rows[own()], bias[own()])]
+                    loss = sharded_linear_smooth_topk_loss(
+                        *mine[:2],
+                        target,
+                        linear_bias=mine[2],
+                        weight=weight[own()],
+                        chunk_rows=chunk,
+                        **options,
+                    )
+                    assert loss.dtype == dtype
+                    close(loss.detach(), expected.detach(), rtol)
+                    outgoing = torch.rand(expected.shape, dtype=torch.float64).to(dtype)
+                    expected.backward(outgoing.double())
+                    loss.backward(outgoing)
+                    gradients = [full[0].grad, full[1].grad[own()], full[2].grad[own()]]
+                    for ours, theirs in zip(mine, gradients, strict=True):
+                        assert ours.grad.dtype == dtype
+                        scale = theirs.abs().max() if theirs.numel() else 0
+                        assert ((ours.grad - theirs).abs() <= rtol * scale).all()
+
+
+# What is sent
+
+
+@contextmanager
+def counted(sent: list[tuple[str, int]]) -> Iterator[None]:
+    """Note the names of exchanges and the bytes that this rank gives to each."""
+    gather, reduce = dist.all_gather, dist.all_reduce
+
+    def all_gather(outputs: list[Tensor], tensor: Tensor, **options: Any) -> None:
+        sent.append(("gather", tensor.nbytes))
+        gather(outputs, tensor, **options)
+
+    def all_reduce(tensor: Tensor, **options: Any) -> None:
+        sent.append(("reduce", tensor.nbytes))
+        reduce(tensor, **options)
+
+    dist.all_gather, dist.all_reduce = all_gather, all_reduce
+    try:
+        yield
+    finally:
+        dist.all_gather, dist.all_reduce = gather, reduce
+
+
+def communication() -> None:
+    """Equal to the model of docs/scale.md, whatever the number of classes."""
+    letter, number = ("gather", 1024), 8
+    for classes in (CLASSES, 40 * CLASSES):
+        logits, target = problem(torch.float32, classes)
+        for k in (1, 3, 5):
+            for smoothing in (0.0, 0.1):
+                forward: list[tuple[str, int]] = []
+                backward: list[tuple[str, int]] = []
+                leaf = logits[:, own(classes)].clone().requires_grad_()
+                with counted(forward):
+                    loss = sharded_smooth_topk_loss(leaf, target, k, label_smoothing=smoothing)
+                with counted(backward):
+                    loss.backward()
+                if smoothing:
+                    state = ("gather", number * ROWS * (2 * (k + 1) + 4))
+                    assert forward == [letter, state, ("reduce", number * ROWS)]
+                    assert backward == [("reduce", number * ROWS * 2 * (k + 1))]
+                else:
+                    assert forward == [letter, ("gather", number * ROWS * (2 * k + 4))]
+                    assert backward == []
+    shards = ClassShards(own().stop - own().start, check_calls=False)
+    logits, target = problem()
+    sent: list[tuple[str, int]] = []
+    with counted(sent):
+        sharded_smooth_topk_loss(logits[:, own()], target, 3, group=shards)
+        sharded_topk_accuracy(logits[:, own()], target, 3, group=shards)
+        sharded_noised_topk_loss(logits[:, own()], target, 3, samples=2, group=shards)
+    expected = [("gather", 10), ("reduce", 1), ("reduce", 2), ("gather", 4 * 2 + 4)]
+    assert sent == [(name, number * ROWS * count) for name, count in expected]
+
+
+# Faults: an error on every rank, and the group still works
+
+
+def differences() -> None:
+    logits, target = problem()
+    mine, rank, last = logits[:, own()], dist.get_rank(), dist.get_world_size() - 1
+    odd = rank == last
+
+    def differs(message: str, **options: Any) -> None:
+        with raises(ValueError, f"sharded_smooth_topk_loss: {message}"):
+            sharded_smooth_topk_loss(mine, target, **{"k": 3} | options)
+
+    got = "must be the same on all ranks, got"
+    differs(f"k {got} '3' on rank 0 and '4' on rank {last}", k=4 if odd else 3)
+    differs(f"tau {got} '1.0' on rank 0 and '2.0' on rank {last}", tau=2.0 if odd else 1.0)
+    differs(f"reduction {got} 'mean' on rank 0", reduction="sum" if odd else "mean")
+    differs(f"weight {got} False on rank 0 and True", weight=mine[0].exp() if odd else None)
+    differs(f"label_smoothing {got} 0.0 on rank 0", label_smoothing=0.1 if odd else 0.0)
+    with raises(ValueError, f"the number of rows {got} 7 on rank 0 and 6 on rank {last}"):
+        sharded_smooth_topk_loss(mine[odd:], target[odd:])
+    with raises(ValueError, f"function {got} 'sharded_smooth_topk_loss' on rank 0"):
+        (sharded_topk_cross_entropy if odd else sharded_smooth_topk_loss)(mine, target)
+    with raises(ValueError, "target must be the same on all ranks, got [0, "):
+        sharded_smooth_topk_loss(
+            mine, target.where(torch.tensor(not odd), target + 1)[1:2].expand(7)
+        )
+    smooth_losses_again = (
+        sharded_smooth_topk_loss(mine, target),
+        TF.smooth_topk_loss(logits, target),
+    )
+    torch.testing.assert_close(*smooth_losses_again)
+
+
+def errors_of_one_rank() -> None:
+    logits, target = problem()
+    mine, last = logits[:, own()], dist.get_world_size() - 1
+    odd = dist.get_rank() == last
+    told = f"rank {last} of {last + 1} stopped in sharded_smooth_topk_loss, so rank "
+    with raises(*((ValueError, "k must be at least 1") if odd else (RuntimeError, told))):
+        sharded_smooth_topk_loss(mine, target, k=0 if odd else 3)
+    with raises(RuntimeError, "weight must have one value for each of the"):
+        sharded_smooth_topk_loss(mine, target, weight=torch.ones(99) if odd else mine[0].exp())
+    long = "💥" * 1000  # more than a letter holds
+    with raises(*((TypeError, "k must be an integer, got") if odd else (RuntimeError, told))):
+        sharded_smooth_topk_loss(mine, target, k=long if odd else 3)
+
+
+def labels_of_no_rank() -> None:
+    logits, target = problem()
+    for wrong in (CLASSES, -1):
+        target[3] = wrong
+        with raises(
+            IndexError, f"class indices from 0 to {CLASSES - 1}, or ignore_index=-100, got"
+        ):
+            sharded_smooth_topk_loss(logits[:, own()], target)
+        with raises(IndexError, f"got {wrong}"):
+            sharded_topk_accuracy(logits[:, own()], target)
+
+
+def lists_as_long_as_the_classes() -> None:
+    logits, target = problem()
+    mine = logits[:, : own(5).stop - own(5).start]
+    with raises(ValueError, "k must be from 1 to 4, one less than the 5 classes, got k=5"):
+        sharded_smooth_topk_loss(mine, target.clamp(max=4), k=5)
+
+
+def declared_slices() -> None:
+    rank, classes = dist.get_rank(), own()
+    here = range(classes.start, classes.stop)
+    shards = ClassShards(here)
+    assert (shards.start, shards.size, shards.classes) == (here.start, len(here), CLASSES)
+    logits, target = problem()
+    for group in (shards, ClassShards(here, check_calls=False)):
+        ours = sharded_smooth_topk_loss(logits[:, own()], target, group=group)
+        torch.testing.assert_close(ours, TF.smooth_topk_loss(logits, target))
+    begin = f"the classes of rank 1 must begin at {SIZES[dist.get_world_size()][0]}"
+    for shift in (-1, 1):  # overlapping, missing
+        moved = range(here.start + shift, here.stop + shift) if rank else here
+        with raises(ValueError, begin):
+            ClassShards(moved)
+    with raises(ValueError, "ranks were to hold"):
+        sharded_smooth_topk_loss(logits[:, own(10)], target, group=shards)
+    with raises(TypeError if rank == 0 else RuntimeError, "classes must be a number of classes"):
+        ClassShards("all" if rank == 0 else here)
+
+
+def second_derivatives() -> None:
+    logits, target = problem()
+    mine = logits[:, own()].clone().requires_grad_()
+    loss = sharded_smooth_topk_loss(mine, target)
+    (gradient,) = torch.autograd.grad(loss, mine, create_graph=True)
+    with raises(RuntimeError, "once_differentiable"):
+        gradient.sum().backward()
+
+
+def a_rank_that_is_late() -> None:
+    """The others do not wait for longer than the timeout of the group."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    logits, target = problem()
+    if dist.get_rank():
+        with raises(dist.DistNetworkError, "did not answer within the group's timeout"):
+            sharded_smooth_topk_loss(logits[:, own()], target, group=group)
+    dist.barrier()
+
+
+def a_rank_that_dies() -> None:
+    """To be run last."""
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    logits, target = problem()
+    if dist.get_rank() == 0:
+        os._exit(0)
+    with raises(dist.DistNetworkError, "waits for another rank, which has ended or did not answer"):
+        sharded_smooth_topk_loss(logits[:, own()], target, group=group)
+
+
+LOSSES = [
+    smooth_losses,
+    the_longest_lists,
+    long_rows,
+    half_precision,
+    large_scores,
+    blocks_of_rows,
+    lists,
+    the_short_list_loss,
+    cross_entropy,
+    probabilities,
+    nan_everywhere,
+    shapes,
+    noised,
+    drawn_noise,
+    learned_margins,
+    accuracy,
+    predictions,
+    linear_layer,
+]
+OTHERS = [
+    communication,
+    differences,
+    errors_of_one_rank,
+    labels_of_no_rank,
+    lists_as_long_as_the_classes,
+    declared_slices,
+    second_derivatives,
+    a_rank_that_is_late,
+]
+LAST = a_rank_that_dies
