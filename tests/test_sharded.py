@@ -1,4 +1,7 @@
-"""Classes split over ranks, in two, three and four processes: see ``sharded_cases.py``."""
+"""Classes split over ranks, in two, three and four processes.
+
+See ``sharded_cases.py`` and ``mesh_cases.py`` for what is checked.
+"""
 
 import warnings
 from datetime import timedelta
@@ -6,35 +9,31 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-
-import sharded_cases
+from torch.multiprocessing import get_context, start_processes
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="PyTorch is built without torch.distributed"
 )
+# Imported once for all processes.
+get_context("forkserver").set_forkserver_preload(["topklass.distributed", "torch.distributed.tensor"])
 
 
-def rank_of(rank: int, ranks: int, folder: str) -> None:
+def check(rank: int, ranks: int, folder: str) -> None:
     """Run all cases; the first error ends all processes, with its traceback."""
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group(
-        "gloo", store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
-    for case in (*sharded_cases.LOSSES, *sharded_cases.OTHERS):
-        torch.manual_seed(0)
-        import time
+    import mesh_cases
+    import sharded_cases
 
-        t = time.time()
-        case()
-        if rank == 0:
-            print(case.__name__, round(time.time() - t, 2), flush=True)
+    torch.set_num_threads(1)
+    store, timeout = f"file://{folder}/store", timedelta(seconds=60)
+    dist.init_process_group("gloo", store, timeout, rank=rank, world_size=ranks)
+    for case in (*sharded_cases.LOSSES, *sharded_cases.OTHERS, *mesh_cases.CASES):
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            case()
     sharded_cases.LAST()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_a_slice_of_the_classes_gives_what_all_classes_give(ranks, tmp_path):
-    torch.multiprocessing.start_processes(
-        rank_of, (ranks, str(tmp_path)), ranks, start_method="forkserver"
-    )
+    start_processes(check, (ranks, str(tmp_path)), ranks, start_method="forkserver")

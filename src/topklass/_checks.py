@@ -92,7 +92,7 @@ def to_rows(tensor: Tensor, dim: int = 1) -> Tensor:
     if tensor.dim() == 2 and at == 1:
         return tensor
     last = tensor.movedim(at, -1)
-    return last.reshape(-1, last.shape[-1])
+    return last.flatten(0, -2) if last.dim() > 1 else last.unsqueeze(0)
 
 
 def check_target(logits: Tensor, target: Tensor, dim: int = 1) -> bool:

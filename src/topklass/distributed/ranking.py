@@ -154,7 +154,7 @@ def sharded_predict_topk(
     wider = F.pad(scores, (0, missing), value=-inf)
     first = largest(k, wider)
     real = first < shards.size
-    nowhere = torch.full_like(scores[:, :1], -1, dtype=torch.long)
+    nowhere = scores.new_full((len(scores), 1), -1, dtype=torch.long)
     count = k if marginals else 1
     states, _, _ = row_states(scores, nowhere, count, temperature)
     columns = (wider.gather(1, first), first + shards.start, real, *states)

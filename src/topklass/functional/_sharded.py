@@ -102,7 +102,7 @@ def sharded_losses(
     scores = to_rows(logits, dim)
     if target.is_floating_point():
         chances = working(to_rows(target, dim))
-        labels = torch.full_like(scores[:, :1], -1, dtype=torch.long)
+        labels = scores.new_full((len(scores), 1), -1, dtype=torch.long)
         ignored = torch.zeros_like(labels, dtype=torch.bool)
     else:
         chances, labels = None, target.reshape(-1, 1).long()

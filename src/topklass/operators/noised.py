@@ -85,7 +85,7 @@ def noise_rows(noise: Tensor, scores: Tensor, dim: int) -> Tensor:
     if noise.shape[-1] == 0:
         raise ValueError(f"noise must have at least one sample, got shape {tuple(noise.shape)}")
     last = noise.movedim(dim % scores.dim(), -2)
-    return last.reshape(-1, *last.shape[-2:])
+    return last.flatten(0, -3) if last.dim() > 2 else last.unsqueeze(0)
 
 
 class _KernelNoisedTopK(torch.autograd.Function):

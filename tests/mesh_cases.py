@@ -1,0 +1,123 @@
+"""What every rank of a device mesh checks: a DTensor gives what an ordinary tensor gives."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import topklass
+import topklass.functional as TF
+from sharded_cases import raises
+
+ROWS, CLASSES = 5, 11
+PLACEMENTS = {
+    1: [(Shard(1),), (Shard(0),), (Replicate(),)],
+    2: [(Shard(0), Shard(1)), (Shard(1), Shard(0)), (Replicate(), Shard(1)), (Shard(0), Shard(0))],
+}
+LOSSES = [
+    topklass.SmoothTopKLoss,
+    topklass.ShortListLoss,
+    topklass.TopKCrossEntropyLoss,
+    topklass.NoisedTopKLoss,
+]
+
+
+def meshes() -> list[Any]:
+    """One of one dimension, and with four ranks one of two."""
+    ranks = dist.get_world_size()
+    shapes = [(ranks,), (2, 2)] if ranks == 4 else [(ranks,)]
+    return [init_device_mesh("cpu", shape) for shape in shapes]
+
+
+def of_rows(placements: tuple[Any, ...], at: int = 1) -> list[Any]:
+    """How a target is placed."""
+    return [p if p.is_shard() and not p.is_shard(at) else Replicate() for p in placements]
+
+
+def check(criterion: Any, logits: Tensor, target: Tensor, mesh: Any, placements: Any) -> None:
+    leaf = logits.clone().requires_grad_()
+    expected = criterion(leaf, target)
+    weights = torch.arange(1.0, 1 + expected.numel()).reshape(expected.shape)
+    (expected * weights).sum().backward()
+    for of_target in (None, placements if target.is_floating_point() else of_rows(placements)):
+        mine = distribute_tensor(logits, mesh, placements).requires_grad_()
+        given = target if of_target is None else distribute_tensor(target, mesh, of_target)
+        loss = criterion(mine, given)
+        kept = of_rows(placements) if criterion.reduction == "none" else [Replicate()] * mesh.ndim
+        assert list(loss.placements) == kept
+        torch.testing.assert_close(loss.full_tensor(), expected)
+        if expected.dim():
+            (loss * distribute_tensor(weights, mesh, kept)).sum().backward()
+        else:
+            loss.backward(distribute_tensor(weights, mesh, kept))
+        assert mine.grad.placements == placements
+        torch.testing.assert_close(mine.grad.full_tensor(), leaf.grad)
+
+
+def all_meshes() -> None:
+    logits, target = torch.randn(ROWS, CLASSES), torch.randint(CLASSES, (ROWS,))
+    target[1] = -100
+    weight, margin = torch.rand(CLASSES), torch.rand(CLASSES)
+    chances = torch.rand(ROWS, CLASSES)
+    for mesh in meshes():
+        for placements in PLACEMENTS[mesh.ndim]:
+            for reduction in ("mean", "sum", "none"):
+                smooth = topklass.SmoothTopKLoss(
+                    3, margin=margin, weight=weight, reduction=reduction
+                )
+                check(smooth, logits, target, mesh, placements)
+                check(
+                    topklass.ShortListLoss(3, reduction=reduction), logits, target, mesh, placements
+                )
+            single = topklass.TopKCrossEntropyLoss(2, weight=weight)
+            check(single, logits, target, mesh, placements)
+            check(single, logits, chances, mesh, placements)
+            noised = topklass.NoisedTopKLoss(3, epsilon=0.0)
+            check(noised, logits, target, mesh, placements)
+
+
+def other_shapes() -> None:
+    mesh = meshes()[0]
+    logits, target = torch.randn(2, CLASSES, 3), torch.randint(CLASSES, (2, 3))
+    for placement in (Shard(1), Shard(2), Shard(0)):
+        smooth = topklass.SmoothTopKLoss(3, reduction="none")
+        leaf = logits.clone().requires_grad_()
+        smooth(leaf, target).sum().backward()
+        mine = distribute_tensor(logits, mesh, [placement]).requires_grad_()
+        loss = smooth(mine, target)
+        torch.testing.assert_close(loss.full_tensor(), smooth(logits, target))
+        loss.sum().backward()
+        torch.testing.assert_close(mine.grad.full_tensor(), leaf.grad)
+    part = torch.randn(ROWS, CLASSES)
+    whole = part.clone()
+    dist.all_reduce(whole)
+    partial = DTensor.from_local(part, mesh, [Partial()])
+    target = torch.randint(CLASSES, (ROWS,))
+    expected = TF.smooth_topk_loss(whole, target, 3)
+    torch.testing.assert_close(TF.smooth_topk_loss(partial, target, 3).full_tensor(), expected)
+
+
+def what_is_not_served() -> None:
+    mesh = meshes()[-1]
+    logits, target = torch.randn(ROWS, CLASSES), torch.randint(CLASSES, (ROWS,))
+    sharded = distribute_tensor(logits, mesh, [Shard(1)] * mesh.ndim)
+    if mesh.ndim > 1:
+        with raises(ValueError, "logits may be sharded over classes by one dimension of the mesh"):
+            TF.smooth_topk_loss(sharded, target)
+        return
+    with raises(NotImplementedError, "TopKHinge is not implemented for classes that are split"):
+        TF.topk_hinge_loss(sharded, target)
+    with raises(NotImplementedError, "noise cannot be given"):
+        TF.noised_topk_loss(sharded, target, noise=torch.randn(ROWS, CLASSES, 2))
+    odd = dist.get_rank() == 1
+    with raises(ValueError, "SmoothHinge: k must be the same on all ranks, got '3' on rank 0"):
+        TF.smooth_topk_loss(sharded, target, k=4 if odd else 3)
+    torch.testing.assert_close(
+        TF.smooth_topk_loss(sharded, target).full_tensor(), TF.smooth_topk_loss(logits, target)
+    )
+
+
+CASES = [all_meshes, other_shapes, what_is_not_served]
