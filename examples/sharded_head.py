@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--features", type=int, default=64)
     parser.add_argument("--samples", type=int, default=256, help="of a step")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rate", type=float, default=10.0, help="learning rate")
+    parser.add_argument("--rate", type=float, default=100.0, help="learning rate")
     parser.add_argument("--seen", type=int, default=500, help="classes that occur in the samples")
     return parser.parse_args()
 

@@ -31,7 +31,7 @@ from topklass.distributed import (
 )
 
 ROWS, CLASSES = 7, 23
-SIZES = {2: (9, 14), 3: (2, 0, 21), 4: (1, 12, 0, 10)}
+SIZES = {1: (23,), 2: (9, 14), 3: (2, 0, 21), 4: (1, 12, 0, 10)}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 Loss = Callable[..., Tensor]
 
@@ -217,6 +217,8 @@ def probabilities() -> None:
         for pair in (SMOOTH, LISTS):
             compare(*pair, given, target, k=3, label_smoothing=smoothing, reduction="none")
             compare(*pair, given, target, k=3, label_smoothing=smoothing)
+    with raises(RuntimeError, "ignore_index is not supported for a target of class probabilities"):
+        sharded_smooth_topk_loss(logits[:, own()], target[:, own()], ignore_index=0)
 
 
 def nan_everywhere() -> None:

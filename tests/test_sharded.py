@@ -3,8 +3,12 @@
 See ``sharded_cases.py`` and ``mesh_cases.py`` for what is checked.
 """
 
+import re
+import subprocess
+import sys
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +19,9 @@ pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="PyTorch is built without torch.distributed"
 )
 # Imported once for all processes.
-get_context("forkserver").set_forkserver_preload(["topklass.distributed", "torch.distributed.tensor"])
+get_context("forkserver").set_forkserver_preload(
+    ["topklass.distributed", "torch.distributed.tensor"]
+)
 
 
 def check(rank: int, ranks: int, folder: str) -> None:
@@ -37,3 +43,20 @@ def check(rank: int, ranks: int, folder: str) -> None:
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_a_slice_of_the_classes_gives_what_all_classes_give(ranks, tmp_path):
     start_processes(check, (ranks, str(tmp_path)), ranks, start_method="forkserver")
+
+
+@pytest.mark.slow
+def test_the_example():
+    options = ["--classes", "3000", "--features", "32", "--steps", "20", "--rate", "200"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    shown = subprocess.run(
+        [*command, "examples/sharded_head.py", *options],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    ).stdout
+    assert "3,000 classes, 2 processes: ClassShards(0 to 1499 of 3000 classes" in shown
+    accuracy = re.search(r"top-1 (.*), top-5 (.*)", shown)
+    assert float(accuracy[1]) > 0.9
+    assert float(accuracy[2]) > float(accuracy[1])

@@ -15,7 +15,7 @@ from topklass._collectives import Agreement, ClassShards, copied
 from topklass._transforms import is_differentiated
 from topklass.functional._contract import reduced, result_dtype
 from topklass.functional._sharded import agree, sharded_losses
-from topklass.functional._shards import Lists, ShardedLoss
+from topklass.functional._sharded_forms import Lists, ShardedLoss
 from topklass.functional.smooth import SmoothHinge
 
 CHUNK_BYTES = 2**28

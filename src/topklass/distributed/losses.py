@@ -7,7 +7,7 @@ from torch.distributed import ProcessGroup
 from topklass._checks import Options, check_count, check_number, check_temperature, class_dimension
 from topklass._collectives import Agreement, ClassShards
 from topklass.functional._sharded import agree, sharded_classification_loss
-from topklass.functional._shards import Lists, sharded_form
+from topklass.functional._sharded_forms import Lists, sharded_form
 from topklass.functional.noised import NoisedHinge
 from topklass.functional.smooth import SmoothHinge
 from topklass.functional.topk_cross_entropy import Lengths, ListMixture, length_weights, list_of

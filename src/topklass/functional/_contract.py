@@ -119,14 +119,19 @@ def check_targets(
     """Require what fits together; return class indices (R, 1) or class probabilities (R, C)."""
     check_options(options, check_logits(logits, dim))
     probabilities = check_target(logits, target, dim)
+    check_indices_are_ignored(probabilities, options)
+    margin = loss.margin if isinstance(loss.margin, Tensor) and loss.margin.dim() else None
+    check_same_device(logits, target=target, weight=options.weight, margin=margin)
+    return to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
+
+
+def check_indices_are_ignored(probabilities: bool, options: Options) -> None:
+    """Require that no class is ignored in a target of class probabilities."""
     if probabilities and options.ignore_index >= 0:
         raise RuntimeError(
             "ignore_index is not supported for a target of class probabilities, "
             f"got ignore_index={options.ignore_index}"
         )
-    margin = loss.margin if isinstance(loss.margin, Tensor) and loss.margin.dim() else None
-    check_same_device(logits, target=target, weight=options.weight, margin=margin)
-    return to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
 
 
 def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:

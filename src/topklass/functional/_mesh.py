@@ -23,7 +23,7 @@ from topklass.functional._contract import (
     working,
 )
 from topklass.functional._sharded import agree, sharded_losses
-from topklass.functional._shards import sharded_form
+from topklass.functional._sharded_forms import sharded_form
 
 
 def mesh_loss(

@@ -26,8 +26,14 @@ from topklass._checks import (
 )
 from topklass._collectives import Agreement, ClassShards, copied, gathered, summed
 from topklass._transforms import can_read_values, is_differentiated
-from topklass.functional._contract import reduced, result_dtype, working
-from topklass.functional._shards import Known, ShardedLoss
+from topklass.functional._contract import (
+    check_indices_are_ignored,
+    reduced,
+    result_dtype,
+    working,
+)
+from topklass.functional._sharded_forms import Known, ShardedLoss
+from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import GRAPH_ELEMENTS
 
 
@@ -45,6 +51,7 @@ def agree(
     check_margin(margin, classes)
     check_options(options, classes)
     probabilities = check_target(logits, target, dim)
+    check_indices_are_ignored(probabilities, options)
     per_class = isinstance(margin, Tensor) and margin.dim() > 0
     check_same_device(
         logits, target=target, weight=options.weight, margin=margin if per_class else None
@@ -96,48 +103,44 @@ def sharded_losses(
 
     Margins, weights and class probabilities are those of this rank's classes.
     """
-    check_count(
-        "k", form.longest, shards.classes - 1, f"one less than the {shards.classes} classes"
-    )
+    classes = shards.classes
+    check_count("k", form.longest, classes - 1, f"one less than the {classes} classes")
     scores = to_rows(logits, dim)
-    if target.is_floating_point():
-        chances = working(to_rows(target, dim))
+    probabilities = target.is_floating_point()
+    if probabilities:
         labels = scores.new_full((len(scores), 1), -1, dtype=torch.long)
-        ignored = torch.zeros_like(labels, dtype=torch.bool)
     else:
-        chances, labels = None, target.reshape(-1, 1).long()
-        ignored = labels == options.ignore_index
-    here = labels - shards.start
+        labels = target.reshape(-1, 1).long()
+    ignored = (labels == options.ignore_index) & (not probabilities)
+    here = labels - shards.start  # −1 for labels of other ranks
     here = here.masked_fill(ignored | (here < 0) | (here >= shards.size), -1)
-    every = chances is not None or options.label_smoothing > 0
-    margin, weight = form.loss.margin, options.weight
+    every = probabilities or options.label_smoothing > 0
+    margin, weight = form.loss.margin, None if probabilities else options.weight
 
     told = form.tell(scores, torch.full_like(here, -1) if every else here, every)
     about_label = [told.label, _entry(margin, here), _entry(weight, here), labels]
     sent = torch.cat([told.numbers, *(each.to(told.numbers.dtype) for each in about_label)], 1)
     received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
-    numbers, of_owner, labels_of_ranks = torch.split(received, [told.numbers.shape[1], 3, 1], -1)
+    numbers, of_owner, of_ranks = torch.split(received, [told.numbers.shape[1], 3, 1], -1)
     known = form.know(numbers, told.places, shards)
-    score, label_margin, label_weight = torch.split(of_owner.sum(0), 1, -1)  # 0 on all other ranks
-    spoilt = (
-        None if chances is not None else _check_labels(labels_of_ranks, labels, options, shards)
-    )
+    score, label_margin, label_weight = torch.split(of_owner.sum(0), 1, -1)  # others told 0
+    weights = torch.ones_like(score) if weight is None else label_weight
 
-    weights = torch.ones_like(score) if weight is None or chances is not None else label_weight
     if every:
-        if chances is None:
-            chances = torch.zeros_like(scores, dtype=working(scores[:0]).dtype)
-            chances = F.pad(chances, (0, 1)).scatter(
-                1, here.masked_fill(here < 0, shards.size), 1.0
-            )
-            chances = chances[:, :-1]
+        chances = working(to_rows(target, dim)) if probabilities else _one_hot(here, scores)
         losses = _expected(form, scores, chances, known, options, shards)
     else:
         per_class = isinstance(margin, Tensor) and margin.dim() > 0
         losses = form.of_label(known, score, label_margin if per_class else margin) * weights
-    if spoilt is not None:
-        losses = losses + torch.zeros_like(losses).masked_fill(spoilt, nan)
+    if not probabilities:
+        losses = losses.masked_fill(_wrong_labels(of_ranks, labels, options, shards), nan)
     return losses.masked_fill(ignored, 0.0), weights.masked_fill(ignored, 0.0).sum()
+
+
+def _one_hot(labels: Tensor, scores: Tensor) -> Tensor:
+    """1 at the labels, 0 elsewhere and throughout the rows of the label −1, (R, n)."""
+    classes = torch.arange(scores.shape[1], device=scores.device)
+    return (labels == classes).to(working_dtype(scores.dtype))
 
 
 def _entry(values: float | Tensor | None, labels: Tensor) -> Tensor:
@@ -147,17 +150,17 @@ def _entry(values: float | Tensor | None, labels: Tensor) -> Tensor:
     return F.pad(values, (0, 1))[labels]
 
 
-def _check_labels(
+def _wrong_labels(
     of_ranks: Tensor, labels: Tensor, options: Options, shards: ClassShards
-) -> Tensor | None:
-    """Require the same labels on all ranks, (W, R, 1), and that some rank owns each.
+) -> Tensor:
+    """Rows whose labels differ between ranks, (W, R, 1), or that no rank owns, (R, 1).
 
-    Where values may not be read, return the rows for which that is wrong.
+    An error where values may be read.
     """
     different = (of_ranks != of_ranks[:1]).any(0)
     if not can_read_values(labels):
-        nowhere = ((labels < 0) | (labels >= shards.classes)) & (labels != options.ignore_index)
-        return different | nowhere
+        nowhere = (labels < 0) | (labels >= shards.classes)
+        return different | (nowhere & (labels != options.ignore_index))
     if different.any():
         row = int(different.long().argmax())
         given = [int(each) for each in of_ranks[:, row, 0]]
@@ -166,7 +169,7 @@ def _check_labels(
             f"the same samples"
         )
     labels_in_range(labels, shards.classes, options.ignore_index)
-    return None
+    return different
 
 
 def _expected(
@@ -195,7 +198,7 @@ def _expected(
         return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
 
     elements = GRAPH_ELEMENTS["cpu" if scores.device.type == "cpu" else "other"]
-    rows = max(1, elements // (form.cost * max(1, scores.shape[1])))
+    rows = max(1, elements // (form.loss.cost() * max(1, scores.shape[1])))
     tensors = (scores, chances, copied(known.numbers, shards.group), known.places)
     blocks = list(zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True))
     if len(blocks) > 1:

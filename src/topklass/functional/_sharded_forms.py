@@ -63,10 +63,6 @@ class ShardedLoss(Protocol):
     def longest(self) -> int:
         """The longest list, below the number of classes."""
 
-    @property
-    def cost(self) -> int:
-        """What the losses of every label keep for each score."""
-
     def check(self, dtype: torch.dtype) -> None:
         """Require parameters that this form serves."""
 
@@ -114,10 +110,6 @@ class Lists:
     @property
     def longest(self) -> int:
         return max(self.loss.lengths)
-
-    @property
-    def cost(self) -> int:
-        return self.loss.cost()
 
     def check(self, dtype: torch.dtype) -> None:
         largest = LARGEST_K[working_dtype(dtype)]
@@ -167,10 +159,6 @@ class Noised:
     @property
     def longest(self) -> int:
         return self.loss.k
-
-    @property
-    def cost(self) -> int:
-        return self.loss.cost()
 
     def check(self, dtype: torch.dtype) -> None:
         """Serves all parameters."""
