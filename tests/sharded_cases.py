@@ -486,6 +486,9 @@ def declared_slices() -> None:
             ClassShards(moved)
     with raises(ValueError, "ranks were to hold"):
         sharded_smooth_topk_loss(logits[:, own(10)], target, group=shards)
+    with raises(ValueError, f"this rank was to hold {len(here)} classes, and holds"):
+        other = torch.zeros(ROWS, len(here) + 1)
+        sharded_smooth_topk_loss(other, target, group=ClassShards(here, check_calls=False))
     with raises(TypeError if rank == 0 else RuntimeError, "classes must be a number of classes"):
         ClassShards("all" if rank == 0 else here)
 

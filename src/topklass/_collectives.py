@@ -51,14 +51,11 @@ class ClassShards:
             has no backend for the CPU.
 
     Example:
-        >>> import tempfile, torch
-        >>> store = tempfile.NamedTemporaryFile()
-        >>> torch.distributed.init_process_group(
-        ...     "gloo", init_method=f"file://{store.name}", rank=0, world_size=1
-        ... )
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> ClassShards(range(0, 10))
         ClassShards(0 to 9 of 10 classes, rank 0 of 1)
-        >>> torch.distributed.destroy_process_group()
+        >>> dist.destroy_process_group()
     """
 
     group: Group
@@ -141,6 +138,10 @@ class Agreement:
             slices = [held.start, held.stop] if isinstance(held, range) else [held]
             self.shards = self._compare(self._exchange({**self.facts, "classes": slices}))
         elif self.known is not None:
+            if self.classes != self.known.size:
+                raise ValueError(
+                    f"this rank was to hold {self.known.size} classes, and holds {self.classes}"
+                )
             self.shards = self.known
 
     def _exchange(self, letter: dict[str, Any]) -> list[dict[str, Any]]:

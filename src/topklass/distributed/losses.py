@@ -64,15 +64,12 @@ def sharded_smooth_topk_loss(
     Example:
         One rank with all classes; see ``examples/sharded_head.py`` for several.
 
-        >>> import tempfile, torch
-        >>> store = tempfile.NamedTemporaryFile()
-        >>> torch.distributed.init_process_group(
-        ...     "gloo", init_method=f"file://{store.name}", rank=0, world_size=1
-        ... )
+        >>> import torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> logits = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
         >>> sharded_smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
         tensor([0.6931, 2.1269])
-        >>> torch.distributed.destroy_process_group()
+        >>> dist.destroy_process_group()
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_smooth_topk_loss", group) as agreement:
