@@ -18,6 +18,7 @@ anything else is sent.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -147,8 +148,9 @@ class Agreement:
     def _exchange(self, letter: dict[str, Any]) -> list[dict[str, Any]]:
         """The letters of all ranks."""
         text = json.dumps(letter).encode()
-        if len(text) > LETTER_BYTES:  # non-ASCII characters of an error
-            text = json.dumps({**letter, "error": "see its own message"}).encode()
+        if len(text) > LETTER_BYTES:  # an error with characters that are not ASCII
+            brief = {"function": self.facts["function"], "error": "see its own message"}
+            text = json.dumps(brief).encode()
         device = _letter_device(self.group)
         sent = torch.frombuffer(bytearray(text.ljust(LETTER_BYTES)), dtype=torch.uint8).to(device)
         received = all_gather(sent, self.group).cpu()
@@ -188,6 +190,12 @@ class Agreement:
                 f"ranks were to hold {self.known.sizes} classes, and hold {tuple(sizes)}"
             )
         return tuple(sizes)
+
+
+def fact(value: object) -> str:
+    """A value in a few characters, different for different values."""
+    text = str(value)
+    return text if len(text) <= 50 else f"{text[:30]}… (#{sha256(text.encode()).hexdigest()[:12]})"
 
 
 def _letter_device(group: Group) -> torch.device:

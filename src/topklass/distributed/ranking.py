@@ -17,10 +17,10 @@ from topklass._checks import (
     check_temperature,
     class_dimension,
     index_shape,
-    labels_in_range,
     to_rows,
 )
-from topklass._collectives import Agreement, ClassShards, all_gather, all_reduce
+from topklass._collectives import Agreement, ClassShards, all_gather, all_reduce, fact
+from topklass.functional._sharded import wrong_labels
 from topklass.functional.accuracy import (
     among_largest,
     averaged,
@@ -49,7 +49,7 @@ def sharded_topk_accuracy(
     """Top-k accuracy of logits whose classes are split over ranks.
 
     What :func:`topklass.topk_accuracy` returns for all classes, on every rank. The ranks exchange
-    the scores of the labels, and how many scores exceed them: two numbers of each row.
+    the labels and their scores, and then how many scores exceed them.
 
     Args:
         local_logits: of this rank's classes, (n), (N, n) or (N, n, d1, …).
@@ -71,7 +71,7 @@ def sharded_topk_accuracy(
         check_average(average)
         ks = list_lengths(k)
         agreement.facts |= {
-            "k": list(map(int, ks)),
+            "k": fact(ks),
             "ignore_index": int(ignore_index),
             "the number of rows": target.numel(),
             "the logits' dtype": str(local_logits.dtype),
@@ -80,21 +80,21 @@ def sharded_topk_accuracy(
     classes = shards.classes
     list_lengths(ks, classes)
     labels = target.reshape(-1, 1).long()
-    labels_in_range(labels, classes, ignore_index)
     scores = to_rows(local_logits.detach(), dim)
     here = labels - shards.start
     absent = (here < 0) | (here >= shards.size) | (labels == ignore_index)
     own = F.pad(scores, (0, 1)).gather(1, here.masked_fill(absent, shards.size))
-    wide = wide_dtype(scores)
-    sent = own.masked_fill(absent, 0.0).to(wide)
-    score = all_reduce(sent, shards.group)
+    columns = (own.masked_fill(absent, 0.0), labels)
+    sent = torch.cat([each.to(wide_dtype(scores)) for each in columns], 1)
+    scores_of_ranks, of_ranks = torch.split(all_gather(sent, shards.group), 1, -1)
+    score = scores_of_ranks.sum(0)  # others told 0
+    wrong = wrong_labels(of_ranks, labels, ignore_index, shards) | (labels == ignore_index)
 
     def count(scores: Tensor, score: Tensor) -> Tensor:
         return torch.stack([(scores > score).sum(1), scores.isnan().sum(1)], 1)
 
     larger, spoilt = all_reduce(by_rows(count, scores, score, cost=16), shards.group).unbind(1)
-    known = (labels >= 0) & (labels < classes) & (labels != ignore_index)
-    never = ~known | (score == -inf) | score.isnan() | (spoilt.unsqueeze(1) > 0)
+    never = wrong | (score == -inf) | score.isnan() | (spoilt.unsqueeze(1) > 0)
     ranks = larger.unsqueeze(1).masked_fill(never, classes)
     hits, samples = count_by_class(among_largest(ranks, ks), target, classes, ignore_index)
     accuracy = averaged(hits, samples, average)

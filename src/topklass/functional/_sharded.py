@@ -24,7 +24,7 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
-from topklass._collectives import Agreement, ClassShards, copied, gathered, summed
+from topklass._collectives import Agreement, ClassShards, copied, fact, gathered, summed
 from topklass._transforms import can_read_values, is_differentiated
 from topklass.functional._contract import (
     check_indices_are_ignored,
@@ -58,7 +58,7 @@ def agree(
     )
     form.check(logits.dtype)
     agreement.classes = classes
-    agreement.facts |= {name: str(value) for name, value in parameters.items()}
+    agreement.facts |= {name: fact(value) for name, value in parameters.items()}
     agreement.facts |= {
         "margin": "a tensor" if isinstance(margin, Tensor) else float(margin),
         "weight": options.weight is not None,
@@ -133,7 +133,9 @@ def sharded_losses(
         per_class = isinstance(margin, Tensor) and margin.dim() > 0
         losses = form.of_label(known, score, label_margin if per_class else margin) * weights
     if not probabilities:
-        losses = losses.masked_fill(_wrong_labels(of_ranks, labels, options, shards), nan)
+        losses = losses.masked_fill(
+            wrong_labels(of_ranks, labels, options.ignore_index, shards), nan
+        )
     return losses.masked_fill(ignored, 0.0), weights.masked_fill(ignored, 0.0).sum()
 
 
@@ -150,8 +152,8 @@ def _entry(values: float | Tensor | None, labels: Tensor) -> Tensor:
     return F.pad(values, (0, 1))[labels]
 
 
-def _wrong_labels(
-    of_ranks: Tensor, labels: Tensor, options: Options, shards: ClassShards
+def wrong_labels(
+    of_ranks: Tensor, labels: Tensor, ignore_index: int, shards: ClassShards
 ) -> Tensor:
     """Rows whose labels differ between ranks, (W, R, 1), or that no rank owns, (R, 1).
 
@@ -160,7 +162,7 @@ def _wrong_labels(
     different = (of_ranks != of_ranks[:1]).any(0)
     if not can_read_values(labels):
         nowhere = (labels < 0) | (labels >= shards.classes)
-        return different | (nowhere & (labels != options.ignore_index))
+        return different | (nowhere & (labels != ignore_index))
     if different.any():
         row = int(different.long().argmax())
         given = [int(each) for each in of_ranks[:, row, 0]]
@@ -168,7 +170,7 @@ def _wrong_labels(
             f"target must be the same on all ranks, got {given} in row {row}: every rank needs "
             f"the same samples"
         )
-    labels_in_range(labels, shards.classes, options.ignore_index)
+    labels_in_range(labels, shards.classes, ignore_index)
     return different
 
 
