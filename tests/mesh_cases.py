@@ -17,12 +17,6 @@ PLACEMENTS = {
     1: [(Shard(1),), (Shard(0),), (Replicate(),)],
     2: [(Shard(0), Shard(1)), (Shard(1), Shard(0)), (Replicate(), Shard(1)), (Shard(0), Shard(0))],
 }
-LOSSES = [
-    topklass.SmoothTopKLoss,
-    topklass.ShortListLoss,
-    topklass.TopKCrossEntropyLoss,
-    topklass.NoisedTopKLoss,
-]
 
 
 def meshes() -> list[Any]:
@@ -64,19 +58,15 @@ def all_meshes() -> None:
     chances = torch.rand(ROWS, CLASSES)
     for mesh in meshes():
         for placements in PLACEMENTS[mesh.ndim]:
-            for reduction in ("mean", "sum", "none"):
-                smooth = topklass.SmoothTopKLoss(
-                    3, margin=margin, weight=weight, reduction=reduction
-                )
-                check(smooth, logits, target, mesh, placements)
-                check(
-                    topklass.ShortListLoss(3, reduction=reduction), logits, target, mesh, placements
-                )
-            single = topklass.TopKCrossEntropyLoss(2, weight=weight)
-            check(single, logits, target, mesh, placements)
-            check(single, logits, chances, mesh, placements)
-            noised = topklass.NoisedTopKLoss(3, epsilon=0.0)
-            check(noised, logits, target, mesh, placements)
+            for criterion in (
+                topklass.SmoothTopKLoss(3, margin=margin, weight=weight),
+                topklass.SmoothTopKLoss(3, weight=weight, reduction="none"),
+                topklass.ShortListLoss(3, reduction="sum"),
+                topklass.NoisedTopKLoss(3, epsilon=0.0),
+            ):
+                check(criterion, logits, target, mesh, placements)
+            criterion = topklass.TopKCrossEntropyLoss(2, weight=weight)
+            check(criterion, logits, chances, mesh, placements)
 
 
 def other_shapes() -> None:

@@ -262,19 +262,18 @@ def noised() -> None:
 
 def drawn_noise() -> None:
     """Every rank draws its own, from generators in the same state, too."""
-    classes = torch.zeros(500, own().stop - own().start)
-    target = torch.zeros(500, dtype=torch.long)
+    rows, classes = 2000, 10  # of each rank
+    logits, target = torch.zeros(rows, classes), torch.zeros(rows, dtype=torch.long)
 
     def loss(seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        options = {"k": 3, "margin": 0.0, "samples": 1, "reduction": "none"}
-        return sharded_noised_topk_loss(classes, target, generator=generator, **options)
+        options = {"k": 1, "samples": 1, "margin": 10.0, "reduction": "none"}
+        return sharded_noised_topk_loss(logits, target, generator=generator, **options) - 10
 
     assert torch.equal(loss(1), loss(1))
     assert not torch.equal(loss(1), loss(2))
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(20_000, CLASSES, generator=generator).topk(4).values[:, -1]
-    assert abs(loss(3).mean() - noise.mean()) < 4 * noise.std() / math.sqrt(500)
+    second = torch.randn(20_000, classes * dist.get_world_size()).topk(2).values[:, 1]
+    assert abs(loss(3).mean() - second.mean()) < 4 * second.std() / math.sqrt(rows)
 
 
 def learned_margins() -> None:
