@@ -184,7 +184,7 @@ def the_short_list_loss() -> None:
         return topklass.ShortListLoss(k=5)(logits, target)
 
     def sharded(logits: Tensor, target: Tensor, dim: int) -> Tensor:
-        arguments = {"k": {1: 0.3, 5: 0.7}, "temperature": 5.0, "label_smoothing": 0.1}
+        arguments = {"k": {1: 0.5, 5: 0.5}, "temperature": 5.0, "label_smoothing": 0.1}
         return sharded_topk_cross_entropy(logits, target, dim=dim, **arguments)
 
     logits, target = problem(torch.float32)
@@ -329,12 +329,17 @@ def linear_layer() -> None:
         samples = torch.randn(ROWS, 6, dtype=torch.float64).to(dtype)
         rows, bias = torch.randn(CLASSES, 6).to(dtype), torch.randn(CLASSES).to(dtype)
         target, weight = problem()[1], torch.rand(CLASSES, dtype=torch.float64)
-        for reduction, smoothing, chunk in (("mean", 0.0, 3), ("sum", 0.2, None), ("none", 0.1, 3)):
+        for reduction, smoothing, chunk in (
+            ("mean", 0.0, 1500),
+            ("sum", 0.2, None),
+            ("none", 0.1, 6000),
+        ):
             options = {"reduction": reduction, "label_smoothing": smoothing, "k": 3}
             full = [t.double().clone().requires_grad_() for t in (samples, rows, bias)]
             expected = TF.smooth_topk_loss(F.linear(*full), target, weight=weight, **options)
             mine = [t.clone().requires_grad_() for t in (samples, rows[own()], bias[own()])]
-            options |= {"linear_bias": mine[2], "weight": weight[own()], "chunk_rows": chunk}
+            options |= {"linear_bias": mine[2], "weight": weight[own()]}
+            options["chunk_bytes"] = chunk
             loss = sharded_linear_smooth_topk_loss(*mine[:2], target, **options)
             assert loss.dtype == dtype
             close(loss.detach(), expected.detach(), rtol)
@@ -345,7 +350,7 @@ def linear_layer() -> None:
                 assert ours.grad.dtype == dtype
                 difference = (ours.grad - theirs.grad[part]).abs()
                 assert (difference <= rtol * theirs.grad.abs().max()).all()
-    with raises(ValueError, "input must be (…, d) and linear_weight (n, d) with the same d, got"):
+    with raises(RuntimeError, "the last dimension of input must be that of linear_weight, 5, got"):
         sharded_linear_smooth_topk_loss(samples, rows[own(), 1:], target)
 
 
@@ -402,6 +407,19 @@ def communication() -> None:
         sharded_noised_topk_loss(logits[:, own()], target, 3, samples=2, group=shards)
     expected = [("gather", 10), ("gather", 2), ("reduce", 2), ("gather", 4 * 2 + 4)]
     assert sent == [(name, number * ROWS * count) for name, count in expected]
+
+    samples = torch.randn(ROWS, 6, requires_grad=True)
+    weight = torch.randn(CLASSES, 6)[own()].requires_grad_()
+    sent.clear()
+    with counted(sent):
+        sharded_linear_smooth_topk_loss(
+            samples, weight, target, 3, group=shards, chunk_bytes=1500
+        ).backward()
+    *chunks, last = sent
+    assert last == ("reduce", samples.nbytes)
+    assert len(chunks) > 1
+    assert {name for name, _ in chunks} == {"gather"}
+    assert sum(size for _, size in chunks) == number * ROWS * 10
 
 
 # Faults: an error on every rank, and the group still works

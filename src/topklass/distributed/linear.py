@@ -1,25 +1,20 @@
 """The last layer and the loss in one, for a layer whose classes are split over ranks."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.utils.checkpoint import checkpoint
 
-from topklass._checks import Options, check_count, check_same_device, check_temperature
-from topklass._collectives import Agreement, ClassShards, copied
-from topklass._transforms import is_differentiated
-from topklass.functional._contract import reduced, result_dtype
-from topklass.functional._sharded import agree, sharded_losses
+from topklass._checks import Options, check_count, check_temperature, to_rows
+from topklass._collectives import Agreement, ClassShards, all_reduce, copied
+from topklass._transforms import graph_of_its_own
+from topklass.functional._chunks import Problem, default_bytes, linear_loss
+from topklass.functional._contract import RowLoss, result_dtype
+from topklass.functional._sharded import agree, own_labels, sharded_losses, values_of
 from topklass.functional._sharded_forms import Lists, ShardedLoss
+from topklass.functional.linear import check_not_differentiated, stand_in
 from topklass.functional.smooth import SmoothHinge
-
-CHUNK_BYTES = 2**28
-"""What the logits of a chunk of rows may take, in float32, if its rows are not given."""
 
 
 def sharded_linear_smooth_topk_loss(
@@ -36,32 +31,34 @@ def sharded_linear_smooth_topk_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    chunk_rows: int | None = None,
+    chunk_bytes: int | None = None,
 ) -> Tensor:
-    """Smooth top-k loss of ``F.linear(input, linear_weight)``, its classes split over ranks.
+    """Smooth top-k loss of a linear layer whose classes are split over ranks.
 
-    Each rank has the weights of its own classes, and the same input. The logits are made for a
-    chunk of rows at a time, and their loss and gradient with them, so that they are never whole in
-    memory. The gradient of the input is summed over ranks by one exchange in the backward pass;
-    those of weights and bias stay on their rank.
+    :func:`topklass.functional.linear_smooth_topk_loss` of all classes. Each rank has the weights of
+    its own classes, and the same input. The logits are made for a chunk of rows at a time, and
+    their loss and gradient with them, so that they are never whole in memory; ranks exchange what
+    :func:`sharded_smooth_topk_loss` does, for each chunk. The gradient of the input is summed over
+    ranks by one exchange in the backward pass; those of weights and bias stay on their rank.
 
     Args:
-        input: (…, d), the same on all ranks.
+        input: (d), (N, d) or (…, d), the same on all ranks.
         linear_weight: of this rank's classes, (n, d).
-        target: class indices among all classes, of the input's shape without d; the same on all
-            ranks.
+        target: class indices among all classes, of the input's shape without its last dimension,
+            the same on all ranks; or the probabilities of this rank's classes.
         k: length of the list that should hold the label, see :func:`sharded_smooth_topk_loss`.
         tau: temperature.
-        margin: a number, or one for each class of this rank.
+        margin: a number, or one for each class of this rank; not differentiated.
         linear_bias: of this rank's classes, (n).
         group: the process group, or :class:`ClassShards`.
-        weight: one weight for each class of this rank.
+        weight: one weight for each class of this rank; not differentiated.
         ignore_index: a target that contributes neither loss nor gradient.
-        reduction: "mean" (weighted by the labels' weights), "sum" or "none". With "none", or where
-            margins or weights are differentiated, the backward pass makes the logits again.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none". With "none" the
+            backward pass makes the chunks again, exchanges included.
         label_smoothing: share of the target that is spread uniformly over all classes.
-        chunk_rows: rows of a chunk; by default as many as take 256 MiB in float32 on the rank with
-            the most classes.
+        chunk_bytes: memory for the logits of a chunk, their gradient included, on the rank with the
+            most classes; the same on all ranks. By default as much as its weight, but 0.5 to
+            1.75 GiB.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
@@ -70,128 +67,69 @@ def sharded_linear_smooth_topk_loss(
     with Agreement("sharded_linear_smooth_topk_loss", group) as agreement:
         check_count("k", k)
         check_temperature(tau)
-        if chunk_rows is not None:
-            check_count("chunk_rows", chunk_rows)
-        _check_layer(input, linear_weight, target, linear_bias)
+        if chunk_bytes is not None:
+            check_count("chunk_bytes", chunk_bytes)
+        logits = stand_in(input, linear_weight, linear_bias)
         form = Lists(SmoothHinge(k, tau, margin))
-        none = F.linear(input.reshape(-1, input.shape[-1])[:0], linear_weight, linear_bias)
-        parameters = {"k": k, "tau": tau, "chunk_rows": chunk_rows}
-        agree(agreement, form, none, target.reshape(-1)[:0], 1, options, **parameters)
+        parameters = {"k": k, "tau": tau, "chunk_bytes": chunk_bytes}
+        agree(agreement, form, logits, target, -1, options, **parameters)
+        check_not_differentiated(margin, weight, target)
         agreement.facts["the input's shape"] = list(input.shape)
+        layer = (input, linear_weight, linear_bias)
+        wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in layer]
+        agreement.facts["which of input, weight and bias require a gradient"] = wanted
     shards = agreement.shards
-    rows = chunk_rows or max(1, CHUNK_BYTES // (4 * max(shards.sizes)))
-    head = _Head(form, options, shards, rows)
+    probabilities = target.is_floating_point()
+    targets = to_rows(target, -1) if probabilities else target.reshape(-1, 1).long()
+    most = linear_weight.new_empty(()).expand(max(shards.sizes), input.shape[-1])
+    problem = Problem(
+        _OfRanks(form, shards),
+        targets,
+        options,
+        None if probabilities else _total(targets, options, shards),
+        1.0,
+        logits.dtype,
+        default_bytes(most) if chunk_bytes is None else chunk_bytes,
+        len(most),
+    )
     samples = copied(input.reshape(-1, input.shape[-1]), shards.group)
-    labels = target.reshape(-1)
-    again = reduction == "none" or is_differentiated(margin) or is_differentiated(weight)
-    if again:
-        parts = [
-            checkpoint(head.losses, x, linear_weight, linear_bias, y, use_reentrant=False)
-            for x, y in head.chunks(samples, labels)
-        ]
-        losses, totals = zip(*parts, strict=True)
-        total = torch.stack(totals).sum()
-        result = reduced(torch.cat(losses), total, reduction)
-    else:
-        result, total = _AtOnce.apply(samples, linear_weight, linear_bias, labels, head)
-        result = result / total if reduction == "mean" else result
+    result = linear_loss(samples, linear_weight, linear_bias, problem)
     if reduction == "none":
-        result = result.reshape(target.shape)
-    return result.to(result_dtype(none))
+        result = result.reshape(input.shape[:-1])
+    return result.to(result_dtype(logits))
 
 
-def _check_layer(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None
-) -> None:
-    """Require a linear layer that fits the input, and a class index for each sample."""
-    given = {"input": input, "linear_weight": linear_weight}
-    for name, value in given.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            shown = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name} must be a floating-point tensor, got {shown}")
-    if linear_weight.dim() != 2 or input.dim() == 0 or input.shape[-1] != linear_weight.shape[1]:
-        raise ValueError(
-            f"input must be (…, d) and linear_weight (n, d) with the same d, got shapes "
-            f"{tuple(input.shape)} and {tuple(linear_weight.shape)}"
-        )
-    classes = linear_weight.shape[0]
-    if linear_bias is not None and linear_bias.shape != (classes,):
-        raise ValueError(
-            f"linear_bias must have one value for each of the {classes} classes of this rank, got "
-            f"shape {tuple(linear_bias.shape)}"
-        )
-    if not isinstance(target, Tensor) or target.is_floating_point():
-        raise TypeError("target must be a tensor of class indices")
-    if target.shape != input.shape[:-1]:
-        raise ValueError(
-            f"for an input of shape {tuple(input.shape)} the target must have shape "
-            f"{tuple(input.shape[:-1])}, got {tuple(target.shape)}"
-        )
-    check_same_device(input, linear_weight=linear_weight, linear_bias=linear_bias, target=target)
+def _total(labels: Tensor, options: Options, shards: ClassShards) -> Tensor:
+    """What the mean divides by: the weights of all labels, each from its owner."""
+    ignored = labels == options.ignore_index
+    if options.weight is None:
+        return (~ignored).sum()
+    here = own_labels(labels, ignored, shards)
+    return all_reduce(values_of(options.weight, here).sum(), shards.group)
 
 
-class _Head(NamedTuple):
-    """The loss behind a linear layer, for chunks of rows."""
+@dataclass(frozen=True, eq=False)
+class _OfRanks(RowLoss):
+    """Losses of (R, n) scores of this rank's classes among those of all ranks."""
 
     form: ShardedLoss
-    options: Options
     shards: ClassShards
-    rows: int
 
-    def chunks(self, samples: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples (N, d) and their labels (N), at least one chunk."""
-        return zip(torch.split(samples, self.rows), torch.split(labels, self.rows), strict=True)
+    def cost(self) -> int:
+        """That of the loss."""
+        return self.form.loss.cost()
 
-    def losses(
-        self, samples: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+    def losses(self, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+        """(R) losses, the same on all ranks."""
+        labels = targets if targets.is_floating_point() else targets.squeeze(1)
+        return sharded_losses(self.form, scores, labels, 1, options, self.shards)[0].squeeze(1)
+
+    def losses_and_gradient(
+        self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Losses (R, 1) of a chunk, and what their mean divides by."""
-        return self.of_logits(F.linear(samples, weight, bias), labels)
-
-    def of_logits(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from logits."""
-        return sharded_losses(self.form, logits, labels, 1, self.options, self.shards)
-
-
-class _AtOnce(torch.autograd.Function):
-    """The sum of all losses and the total of their weights; gradients are made with them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        samples: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        head: _Head,
-    ) -> tuple[Tensor, Tensor]:
-        wanted = any(ctx.needs_input_grad)
-        sums, totals, of_samples = [], [], []
-        of_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        of_bias = of_weight.new_zeros(len(weight))
-        for x, y in head.chunks(samples, labels):
-            logits = F.linear(x, weight, bias).requires_grad_(wanted)
-            with torch.set_grad_enabled(wanted):
-                losses, total = head.of_logits(logits, y)
-                sums.append(losses.sum())
-                totals.append(total)
-            if wanted:
-                (slope,) = torch.autograd.grad(sums[-1], logits)
-                of_samples.append(slope @ weight.to(slope.dtype))
-                of_weight += slope.t() @ x.to(slope.dtype)
-                of_bias += slope.sum(0)
-        if wanted:
-            ctx.save_for_backward(torch.cat(of_samples), of_weight, of_bias)
-            ctx.dtypes = samples.dtype, weight.dtype, None if bias is None else bias.dtype
-        total = torch.stack(totals).sum()
-        ctx.mark_non_differentiable(total)
-        return torch.stack(sums).sum().detach(), total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        results = [
-            None if dtype is None else (gradients[0] * each).to(dtype)
-            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return *results, None, None
+        """(R) losses, and the gradient of this rank's scores."""
+        leaf = scores.detach().requires_grad_()
+        with graph_of_its_own():
+            losses = self.losses(leaf, targets, options)
+        (gradient,) = torch.autograd.grad(losses, leaf, outgoing.to(losses.dtype).expand_as(losses))
+        return losses.detach(), gradient

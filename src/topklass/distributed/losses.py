@@ -99,7 +99,7 @@ def sharded_topk_cross_entropy(
     The value and the gradient of :func:`topklass.functional.topk_cross_entropy` of all classes,
     with one exchange for all lists; see :func:`sharded_smooth_topk_loss` for the other arguments.
     With k = 1 it is cross-entropy. ``ShortListLoss(k)`` is
-    ``sharded_topk_cross_entropy(…, k={1: 0.3, k: 0.7}, temperature=5, label_smoothing=0.1)``.
+    ``sharded_topk_cross_entropy(…, k={1: 0.5, k: 0.5}, temperature=5, label_smoothing=0.1)``.
 
     Args:
         local_logits: of this rank's classes.

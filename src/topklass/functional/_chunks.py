@@ -13,7 +13,7 @@ from torch import Tensor
 
 from topklass._checks import Options
 from topklass._transforms import needs_plain_backward
-from topklass.functional._contract import RowLoss, row_targets_loss
+from topklass.functional._contract import RowLoss
 from topklass.reference.power_sums import wide_dtype, working_dtype
 
 LEAST_BYTES, MOST_BYTES = 2**29, 7 * 2**28
@@ -44,6 +44,8 @@ class Problem(NamedTuple):
     dtype: torch.dtype
     """Of logits."""
     chunk_bytes: int
+    most_classes: int = 0
+    """For which chunks are planned, if not for those of the weight: the most of any rank."""
 
 
 def linear_loss(input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
@@ -165,7 +167,7 @@ def in_chunks(
         features, targets = input[rows].to(dtype), problem.targets[rows]
         logits = torch.nn.functional.linear(features, narrow, shift)
         if outgoing is None:
-            losses[rows] = row_targets_loss(problem.loss, logits, targets, options)
+            losses[rows] = problem.loss.losses(logits, targets, options)
         else:
             scale = outgoing[rows] if outgoing.dim() else outgoing
             losses[rows], slopes = problem.loss.losses_and_gradient(logits, targets, options, scale)
@@ -186,7 +188,7 @@ def in_chunks(
 
 def chunk_rows(input: Tensor, weight: Tensor, problem: Problem) -> int:
     """Rows of a chunk, at least one."""
-    classes = len(weight)
+    classes = problem.most_classes or len(weight)
     row = input.new_empty((), dtype=problem.dtype).expand(1, classes)
     targets, options = problem.targets, problem.options
     each = problem.loss.gradient_bytes(row, targets[:1], options) if len(targets) else 1

@@ -54,6 +54,10 @@ class RowLoss:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
         return None
 
+    def losses(self, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+        """(R) losses of (R, C) scores; the reduction must be "none"."""
+        return row_targets_loss(self, scores, targets, options)
+
     def losses_and_gradient(
         self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,19 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from topklass._checks import Options, class_dimension, index_shape, to_rows
+from topklass._checks import (
+    Options,
+    check_logits,
+    check_options,
+    check_target,
+    class_dimension,
+    index_shape,
+    to_rows,
+)
 from topklass._collectives import Agreement, summed
 from topklass.functional._contract import (
     RowLoss,
+    check_indices_are_ignored,
     reduced,
     result_dtype,
     row_targets_loss,
@@ -44,6 +53,8 @@ def mesh_loss(
     """
     if getattr(loss, "noise", None) is not None:
         raise NotImplementedError("noise cannot be given for logits that are a DTensor")
+    check_options(options, check_logits(logits, dim))
+    check_indices_are_ignored(check_target(logits, target, dim), options)
     mesh, at = logits.device_mesh, class_dimension(logits, dim)
     logits, of_classes = _placed(logits, at)
     of_rows = [_without_classes(placement, at) for placement in logits.placements]

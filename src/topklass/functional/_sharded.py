@@ -112,13 +112,12 @@ def sharded_losses(
     else:
         labels = target.reshape(-1, 1).long()
     ignored = (labels == options.ignore_index) & (not probabilities)
-    here = labels - shards.start  # −1 for labels of other ranks
-    here = here.masked_fill(ignored | (here < 0) | (here >= shards.size), -1)
+    here = own_labels(labels, ignored, shards)
     every = probabilities or options.label_smoothing > 0
     margin, weight = form.loss.margin, None if probabilities else options.weight
 
     told = form.tell(scores, torch.full_like(here, -1) if every else here, every)
-    about_label = [told.label, _entry(margin, here), _entry(weight, here), labels]
+    about_label = [told.label, values_of(margin, here), values_of(weight, here), labels]
     sent = torch.cat([told.numbers, *(each.to(told.numbers.dtype) for each in about_label)], 1)
     received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
     numbers, of_owner, of_ranks = torch.split(received, [told.numbers.shape[1], 3, 1], -1)
@@ -145,7 +144,13 @@ def _one_hot(labels: Tensor, scores: Tensor) -> Tensor:
     return (labels == classes).to(working_dtype(scores.dtype))
 
 
-def _entry(values: float | Tensor | None, labels: Tensor) -> Tensor:
+def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
+    """Labels among the classes of this rank, −1 for those of other ranks and ignored ones."""
+    here = labels - shards.start
+    return here.masked_fill(ignored | (here < 0) | (here >= shards.size), -1)
+
+
+def values_of(values: float | Tensor | None, labels: Tensor) -> Tensor:
     """The values of labels, (R, 1), 0 for the label −1 and where there is no value per class."""
     if not isinstance(values, Tensor) or values.dim() == 0:
         return torch.zeros_like(labels)

@@ -84,7 +84,7 @@ def linear_smooth_topk_loss(
         >>> linear_smooth_topk_loss(input, weight, torch.tensor([0]), k=2)
         tensor(0.4839)
     """
-    logits = _stand_in(input, linear_weight, linear_bias)
+    logits = stand_in(input, linear_weight, linear_bias)
     check_margin(margin, check_k(k, logits, -1))
     check_temperature(tau)
     options = Options(weight, ignore_index, reduction, label_smoothing)
@@ -137,7 +137,7 @@ def linear_topk_cross_entropy(
         >>> linear_topk_cross_entropy(input, weight, torch.tensor([1]), k={1: 0.5, 2: 0.5})
         tensor(0.6931)
     """
-    logits = _stand_in(input, linear_weight, linear_bias)
+    logits = stand_in(input, linear_weight, linear_bias)
     loss, factor = checked_lists(k, margin, temperature, logits, -1)
     options = Options(weight, ignore_index, reduction, label_smoothing)
     return _loss(loss, input, linear_weight, linear_bias, target, options, factor, chunk_bytes)
@@ -175,18 +175,9 @@ def _in_chunks(
     chunk_bytes: int | None,
 ) -> Tensor:
     input, weight, bias = parameters
-    logits = _stand_in(*parameters)
+    logits = stand_in(*parameters)
     targets = check_targets(loss, logits, target, -1, options)
-    for name, value in {
-        "margin": loss.margin,
-        "weight": options.weight,
-        "target": target,
-    }.items():
-        if torch.is_grad_enabled() and isinstance(value, Tensor) and value.requires_grad:
-            raise RuntimeError(
-                f"the linear losses have no derivative by the {name}: pass {name}.detach(), or "
-                f"apply the loss without 'linear' to torch.nn.functional.linear(…)"
-            )
+    check_not_differentiated(loss.margin, options.weight, target)
     problem = Problem(
         loss,
         targets,
@@ -205,7 +196,17 @@ def _in_chunks(
 _in_chunks_uncompiled: Callable[..., Tensor] = torch.compiler.disable(_in_chunks)  # type: ignore[no-untyped-call]
 
 
-def _stand_in(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
+def check_not_differentiated(margin: float | Tensor, weight: Tensor | None, target: Tensor) -> None:
+    """Require that no derivatives are wanted but those of the layer."""
+    for name, value in {"margin": margin, "weight": weight, "target": target}.items():
+        if torch.is_grad_enabled() and isinstance(value, Tensor) and value.requires_grad:
+            raise RuntimeError(
+                f"the linear losses have no derivative by the {name}: pass {name}.detach(), or "
+                f"apply the loss without 'linear' to torch.nn.functional.linear(…)"
+            )
+
+
+def stand_in(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
     """What has the shape and the precision of the logits, without memory, once all is checked."""
     check_layer(input, linear_weight, linear_bias)
     return input.new_empty((), dtype=logits_dtype(input)).expand(
