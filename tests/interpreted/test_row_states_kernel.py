@@ -36,6 +36,7 @@ def test_kernels_agree_with_the_reference(n, k):
     scores[1, 1:] = -math.inf  # fewer than k classes
     labels = torch.tensor([[0], [-1], [n - 1], [-1]])
     slopes = torch.rand(4, 2 * k + 1, dtype=torch.float64) + 0.1
+    slopes[1, -1] = 0.0  # of a label that is not here
     ours = run(scores, labels, k, slopes, "kernel")
     expected = run(scores, labels, k, slopes, "reference")
     for mine, theirs in zip(ours, expected, strict=True):
