@@ -531,6 +531,21 @@ def second_derivatives() -> None:
         gradient.sum().backward()
 
 
+def compiled() -> None:
+    logits, target = problem(torch.float32)
+    for smoothing in (0.0, 0.1):
+
+        def scaled(scores: Tensor, smoothing: float = smoothing) -> Tensor:
+            return 3 * sharded_smooth_topk_loss(2 * scores, target, label_smoothing=smoothing)
+
+        results = []
+        for function in (scaled, torch.compile(scaled, backend="eager")):
+            leaf = logits[:, own()].clone().requires_grad_()
+            function(leaf).backward()
+            results.append(leaf.grad)
+        torch.testing.assert_close(*results)
+
+
 def a_rank_that_is_late() -> None:
     """The others do not wait for longer than the timeout of the group."""
     group = dist.new_group(timeout=timedelta(seconds=1))
@@ -580,6 +595,7 @@ OTHERS = [
     declared_slices,
     long_parameters,
     second_derivatives,
+    compiled,
     a_rank_that_is_late,
 ]
 LAST = a_rank_that_dies

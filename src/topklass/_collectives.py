@@ -16,10 +16,10 @@ anything else is sent.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,18 @@ from topklass._checks import is_integer
 Group = dist.ProcessGroup | None
 """None for all ranks."""
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 LETTER_BYTES = 1024
 """The size of what ranks compare before a call, whatever it says."""
 LONGEST_ERROR = 400
+
+
+def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function at which ``torch.compile`` breaks the graph: it reads what ranks say."""
+    result: Callable[Arguments, Result] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return result
 
 
 class ClassShards:

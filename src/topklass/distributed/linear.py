@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from topklass._checks import Options, check_count, check_temperature, to_rows
-from topklass._collectives import Agreement, ClassShards, all_reduce, copied
+from topklass._collectives import Agreement, ClassShards, all_reduce, copied, uncompiled
 from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Problem, default_bytes, linear_loss
 from topklass.functional._contract import RowLoss, result_dtype
@@ -17,6 +17,7 @@ from topklass.functional.linear import check_not_differentiated, stand_in
 from topklass.functional.smooth import SmoothHinge
 
 
+@uncompiled
 def sharded_linear_smooth_topk_loss(
     input: Tensor,
     linear_weight: Tensor,

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from topklass._checks import Options, check_count, check_number, check_temperature, class_dimension
-from topklass._collectives import Agreement, ClassShards
+from topklass._collectives import Agreement, ClassShards, uncompiled
 from topklass.functional._sharded import agree, sharded_classification_loss
 from topklass.functional._sharded_forms import Lists, sharded_form
 from topklass.functional.noised import NoisedHinge
@@ -14,6 +14,7 @@ from topklass.functional.topk_cross_entropy import Lengths, ListMixture, length_
 from topklass.operators.noised import noise_rows
 
 
+@uncompiled
 def sharded_smooth_topk_loss(
     local_logits: Tensor,
     target: Tensor,
@@ -60,16 +61,6 @@ def sharded_smooth_topk_loss(
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks. Where
         values cannot be read without waiting, on a GPU, a target that differs between ranks or is
         not a class gives NaN.
-
-    Example:
-        One rank with all classes; see ``examples/sharded_head.py`` for several.
-
-        >>> import torch, torch.distributed as dist
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> logits = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-        >>> sharded_smooth_topk_loss(logits, torch.tensor([0, 0]), k=2, reduction="none")
-        tensor([0.6931, 2.1269])
-        >>> dist.destroy_process_group()
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_smooth_topk_loss", group) as agreement:
@@ -80,6 +71,7 @@ def sharded_smooth_topk_loss(
     return sharded_classification_loss(form, local_logits, target, dim, options, agreement.shards)
 
 
+@uncompiled
 def sharded_topk_cross_entropy(
     local_logits: Tensor,
     target: Tensor,
@@ -131,6 +123,7 @@ def sharded_topk_cross_entropy(
     return sharded_classification_loss(form, local_logits, target, dim, options, shards, factor)
 
 
+@uncompiled
 def sharded_noised_topk_loss(
     local_logits: Tensor,
     target: Tensor,

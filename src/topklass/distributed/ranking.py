@@ -19,7 +19,7 @@ from topklass._checks import (
     index_shape,
     to_rows,
 )
-from topklass._collectives import Agreement, ClassShards, all_gather, all_reduce, fact
+from topklass._collectives import Agreement, ClassShards, all_gather, all_reduce, fact, uncompiled
 from topklass.functional._sharded import wrong_labels
 from topklass.functional.accuracy import (
     among_largest,
@@ -35,6 +35,7 @@ from topklass.reference.row_blocks import by_rows
 from topklass.reference.row_states import marginals_of_heads, merged, softmax_of
 
 
+@uncompiled
 @torch.no_grad()
 def sharded_topk_accuracy(
     local_logits: Tensor,
@@ -101,6 +102,7 @@ def sharded_topk_accuracy(
     return accuracy if isinstance(k, Sequence) else accuracy[0]
 
 
+@uncompiled
 @torch.no_grad()
 def sharded_predict_topk(
     local_logits: Tensor,

@@ -22,7 +22,7 @@ from topklass._checks import (
     index_shape,
     to_rows,
 )
-from topklass._collectives import Agreement, summed
+from topklass._collectives import Agreement, summed, uncompiled
 from topklass.functional._contract import (
     RowLoss,
     check_indices_are_ignored,
@@ -35,6 +35,7 @@ from topklass.functional._sharded import agree, sharded_losses
 from topklass.functional._sharded_forms import sharded_form
 
 
+@uncompiled
 def mesh_loss(
     loss: RowLoss, logits: DTensor, target: Tensor, dim: int, options: Options, factor: float
 ) -> Tensor:
