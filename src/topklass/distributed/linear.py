@@ -58,8 +58,8 @@ def sharded_linear_smooth_topk_loss(
             backward pass makes the chunks again, exchanges included.
         label_smoothing: share of the target that is spread uniformly over all classes.
         chunk_bytes: memory for the logits of a chunk, their gradient included, on the rank with the
-            most classes; the same on all ranks. By default as much as its weight, but 0.5 to
-            1.75 GiB.
+            most classes; the same on all ranks. By default 7/8 of its weight, but 0.5
+            to 1.75 GiB.
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
