@@ -15,7 +15,7 @@ from benchmarks.rows import Row, digits, say
 from benchmarks.timing import Step, medians
 from benchmarks.verify import WrongResult
 from topklass.functional import linear_predict_topk
-from topklass.functional._chunks import _add_product
+from topklass.functional._chunks import add_product
 
 
 class Case(NamedTuple):
@@ -252,7 +252,7 @@ def accumulate(case: Case, device: torch.device) -> list[Row]:
             total = torch.empty_like(problem.weight, dtype=dtype, requires_grad=False)
             for start in range(0, case.rows, step):
                 some = slice(start, start + step)
-                _add_product(total, slopes[some].t(), input[some], first=start == 0)
+                add_product(total, slopes[some].t(), input[some], first=start == 0)
             row[name] = digits(relative(total.bfloat16(), wanted), 3)
         row["inevitable"] = digits(row["inevitable"], 3)
         rows.append(row)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topklass.functional as TF
-from topklass.functional import _chunks
+from topklass.functional import _linear_function
 
 CLASSES, FEATURES, ROWS = 9, 4, 7
 
@@ -83,4 +83,4 @@ def differentiate(value: Tensor, of: Layer) -> tuple[Tensor, ...]:
 
 def in_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Make chunks of so many rows."""
-    monkeypatch.setattr(_chunks, "chunk_rows", lambda *_: rows)
+    monkeypatch.setattr(_linear_function, "chunk_rows", lambda *_: rows)

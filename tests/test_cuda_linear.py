@@ -9,7 +9,7 @@ import topklass
 from linear_cases import LOSSES, Layer, Loss, differentiate, fused, layer, plain
 from synchronisation import no_synchronisation
 from topklass.functional import (
-    _chunks,
+    _linear_function,
     linear_predict_topk,
     linear_smooth_topk_loss,
     linear_topk_cross_entropy,
@@ -47,7 +47,7 @@ def check(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], error: float
 )
 def test_error(loss, dtype, reduction, rows, classes, chunk, monkeypatch):
     """Against float64, with all options, in chunks and in one."""
-    monkeypatch.setattr(_chunks, "chunk_rows", lambda *_: chunk)
+    monkeypatch.setattr(_linear_function, "chunk_rows", lambda *_: chunk)
     of = layer(rows, classes, 64, dtype, device="cuda")
     with torch.no_grad():
         of.weight.mul_(0.3)
@@ -57,9 +57,15 @@ def test_error(loss, dtype, reduction, rows, classes, chunk, monkeypatch):
         "weight": torch.rand(classes, device="cuda"),
         "margin": torch.rand(classes, device="cuda"),
     }
-    actual = differentiate(fused(loss, of, **options), of)
     exact = wide(of)
-    check(actual, differentiate(plain(loss, exact, **options), exact), ERROR[dtype])
+    expected = differentiate(plain(loss, exact, **options), exact)
+    for by_class in (False, True):
+        if by_class and (loss.parameters["k"] == 40 or dtype == torch.float64):
+            continue
+        monkeypatch.setattr(_linear_function, "fewer_bytes", lambda *_, by_class=by_class: by_class)
+        room = rows * (classes // 3) * dtype.itemsize
+        actual = differentiate(fused(loss, of, **options, chunk_bytes=room), of)
+        check(actual, expected, ERROR[dtype])
 
 
 @pytest.mark.parametrize("loss", CASES.values(), ids=CASES)
@@ -75,7 +81,7 @@ def test_by_kernels(loss):
 @pytest.mark.parametrize("chunk", [64, 10_000])
 def test_autocast(chunk, monkeypatch):
     """Parameters in float32 get gradients that are added up, and kept, in float32."""
-    monkeypatch.setattr(_chunks, "chunk_rows", lambda *_: chunk)
+    monkeypatch.setattr(_linear_function, "chunk_rows", lambda *_: chunk)
     of = layer(1000, 2000, 64, torch.float32, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         value = fused(LOSSES["smooth"], of)

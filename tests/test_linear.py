@@ -21,7 +21,12 @@ from linear_cases import (
     layer,
     plain,
 )
-from topklass.functional import _chunks, linear_smooth_topk_loss, linear_topk_cross_entropy
+from topklass.functional import (
+    _chunks,
+    _linear_function,
+    linear_smooth_topk_loss,
+    linear_topk_cross_entropy,
+)
 from topklass.functional._contract import RowLoss
 
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
@@ -120,14 +125,14 @@ def test_backward_pass_again(loss, monkeypatch):
 
 def test_gradients_are_not_copied(monkeypatch):
     places = []
-    original = _chunks.in_chunks
+    original = _linear_function.in_chunks
 
     def recorded(*given: object) -> tuple[Tensor, tuple[Tensor, ...]]:
         losses, gradients = original(*given)
         places.extend(gradient.data_ptr() for gradient in gradients)
         return losses, gradients
 
-    monkeypatch.setattr(_chunks, "in_chunks", recorded)
+    monkeypatch.setattr(_linear_function, "in_chunks", recorded)
     of = layer()
     (2 * fused(LOSSES["smooth"], of)).backward()
     assert of.weight.grad.data_ptr() == places[1]
@@ -138,9 +143,9 @@ def test_gradients_are_not_copied(monkeypatch):
 def test_only_what_is_wanted(wanted, reduction, monkeypatch):
     """No product for the weight if its gradient is not asked for, and none at all without any."""
     products = []
-    original = _chunks._add_product
+    original = _chunks.add_product
     monkeypatch.setattr(
-        _chunks, "_add_product", lambda *given, **more: products.append(original(*given, **more))
+        _chunks, "add_product", lambda *given, **more: products.append(original(*given, **more))
     )
     of = layer()
     whole = dict(

@@ -5,7 +5,7 @@ import torch
 from benchmarks.memory import peak_on_cpu
 
 from linear_cases import CLASSES, LOSSES, ROWS, Layer, differentiate, fused, in_rows, layer, plain
-from topklass.functional import _chunks
+from topklass.functional import _chunks, _linear_function
 
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 every_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -107,7 +107,9 @@ def test_rows_of_a_chunk():
         original = _chunks.chunk_rows
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                _chunks, "chunk_rows", lambda *given: found.append(original(*given)) or found[-1]
+                _linear_function,
+                "chunk_rows",
+                lambda *given: found.append(original(*given)) or found[-1],
             )
             LOSSES[loss].fused(
                 of.input, of.weight, of.target, **parameters, chunk_bytes=chunk_bytes

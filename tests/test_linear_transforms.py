@@ -8,7 +8,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import topklass
 from linear_cases import LOSSES, Layer, differentiate, fused, layer, plain
-from topklass.functional import _chunks, linear_predict_topk, linear_smooth_topk_loss
+from topklass.functional import (
+    _chunks,
+    _linear_function,
+    linear_predict_topk,
+    linear_smooth_topk_loss,
+)
 
 # Exporters and tracers warn, differently in every version of PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -21,7 +26,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made = []
     original = _chunks.chunk_rows
     monkeypatch.setattr(
-        _chunks, "chunk_rows", lambda *given: made.append(original(*given)) or made[-1]
+        _linear_function, "chunk_rows", lambda *given: made.append(original(*given)) or made[-1]
     )
     return made
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import topklass
 from linear_cases import LOSSES, Loss, differentiate, fused, layer
-from topklass.functional import _chunks, linear_smooth_topk_loss
+from topklass.functional import _linear_function, linear_smooth_topk_loss
 from topklass.functional._contract import RowLoss
 from topklass.kernels import smooth
 
@@ -26,7 +26,7 @@ def run(loss: Loss, backend: str, dtype: torch.dtype, **options: Any) -> tuple[T
 @pytest.mark.parametrize("loss", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_kernel_is_reference(loss, reduction, monkeypatch):
-    monkeypatch.setattr(_chunks, "chunk_rows", lambda *_: 2)
+    monkeypatch.setattr(_linear_function, "chunk_rows", lambda *_: 2)
     options = {"reduction": reduction, "weight": torch.rand(45), "margin": torch.rand(45)}
     actual, expected = (
         run(loss, backend, torch.float32, **options) for backend in ("kernel", "reference")

@@ -9,8 +9,9 @@ from torch.distributed import ProcessGroup
 from topklass._checks import Options, check_count, check_temperature, to_rows
 from topklass._collectives import Agreement, ClassShards, all_reduce, copied, uncompiled
 from topklass._transforms import graph_of_its_own
-from topklass.functional._chunks import Problem, default_bytes, linear_loss
+from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import RowLoss, result_dtype
+from topklass.functional._linear_function import linear_loss
 from topklass.functional._sharded import agree, own_labels, sharded_losses, values_of
 from topklass.functional._sharded_forms import Lists, ShardedLoss
 from topklass.functional.linear import check_not_differentiated, stand_in

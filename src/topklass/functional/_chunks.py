@@ -1,18 +1,15 @@
 """The loss of a linear layer's logits in chunks of rows: never all logits at once.
 
 The logits of a chunk, their losses and their gradient are made while the chunk is there, and the
-gradient is multiplied on to the input, the weight and the bias at once, in the forward pass. The
-backward pass multiplies by the outgoing gradient. Where that is one for each row, it is unknown in
-the forward pass, and the backward pass makes the chunks again.
+gradient is multiplied on to the input, the weight and the bias at once.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topklass._checks import Options
-from topklass._transforms import needs_plain_backward
 from topklass.functional._contract import RowLoss
 from topklass.reference.power_sums import wide_dtype, working_dtype
 
@@ -48,99 +45,6 @@ class Problem(NamedTuple):
     """For which chunks are planned, if not for those of the weight: the most of any rank."""
 
 
-def linear_loss(input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
-    """The reduced loss of the logits of (N, d) inputs, or (N) losses, differentiable once."""
-    if not torch.is_grad_enabled():
-        input, weight = input.detach(), weight.detach()
-        bias = None if bias is None else bias.detach()
-    result: Tensor = _LinearLoss.apply(input, weight, bias, problem)
-    return result
-
-
-class _LinearLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
-    ) -> Tensor:
-        reduction = problem.options.reduction
-        wanted = ctx.needs_input_grad[:3]
-        early = reduction != "none" and any(wanted)
-        scale = _scale(input, problem) if early else None
-        ctx.late = None
-        if scale is not None and problem.dtype == torch.float16:
-            # Before the loss is scaled, the gradient of a mean may be too small for float16.
-            ctx.late, scale = scale, torch.ones_like(scale)
-        with torch.autocast(input.device.type, enabled=False):
-            losses, gradients = in_chunks(input, weight, bias, problem, scale, wanted)
-        if any(wanted):
-            ctx.save_for_backward(input, weight, bias)
-            ctx.problem, ctx.gradients = problem, gradients if early else None
-        if reduction != "none":
-            losses = losses.sum()
-        if reduction == "mean":
-            losses = losses / (len(input) if problem.total is None else problem.total)
-        return losses if problem.factor == 1 else losses * problem.factor
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (outgoing,) = gradients
-        again = torch.is_grad_enabled()
-        if needs_plain_backward(outgoing) and not again:
-            raise RuntimeError(
-                "the linear losses take one outgoing gradient, not a batch of them: call "
-                "torch.autograd.grad once for each, without is_grads_batched=True"
-            )
-        with torch.no_grad():
-            result = _gradients(ctx, outgoing.detach())
-        if not again:
-            return *result, None
-        sources = (outgoing, *ctx.saved_tensors)
-        return *(g if g is None else _NoFurther.apply(g, *sources) for g in result), None
-
-
-def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
-    """Those made in the forward pass, multiplied in place; made again if there are none."""
-    problem: Problem = ctx.problem
-    made: Gradients | None = ctx.gradients
-    ctx.gradients = None  # so that they become those of parameters without a copy
-    if made is not None:
-        factor = outgoing if ctx.late is None else outgoing.float() * ctx.late
-        for gradient in made:
-            if gradient is not None:
-                gradient.mul_(factor)
-        return made
-    input, weight, bias = ctx.saved_tensors
-    outgoing = outgoing * _scale(input, problem)
-    with torch.autocast(input.device.type, enabled=False):
-        return in_chunks(input, weight, bias, problem, outgoing, ctx.needs_input_grad[:3])[1]
-
-
-def _scale(input: Tensor, problem: Problem) -> Tensor:
-    """What the gradient of a row's loss is multiplied by: 0 for the mean of no row."""
-    factor, wide = problem.factor, working_dtype(problem.dtype)
-    if problem.options.reduction == "mean":
-        if problem.total is not None:
-            total = problem.total.to(wide)
-            return torch.where(total == 0, 0.0, factor / total)
-        factor /= max(1, len(input))
-    return input.new_full((), factor, dtype=wide)
-
-
-class _NoFurther(torch.autograd.Function):
-    """A gradient whose own derivative raises an error."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *sources: Tensor | None) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError(
-            "the linear losses have no second derivative, since their gradient is made in the "
-            "forward pass: apply the loss without 'linear' to torch.nn.functional.linear(…)"
-        )
-
-
 def in_chunks(
     input: Tensor,
     weight: Tensor,
@@ -148,14 +52,17 @@ def in_chunks(
     problem: Problem,
     outgoing: Tensor | None,
     wanted: Wanted,
+    step: int,
 ) -> tuple[Tensor, Gradients]:
-    """(N) losses, and with an outgoing gradient, () or (N), those of input, weight and bias."""
+    """(N) losses, and with an outgoing gradient, () or (N), those of input, weight and bias.
+
+    A chunk has ``step`` rows.
+    """
     count, dtype = len(input), problem.dtype
     wide = working_dtype(dtype)
     narrow, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
     losses = input.new_empty(count, dtype=wide_dtype(input))
     options = problem.options._replace(reduction="none")
-    step = chunk_rows(input, weight, problem)
     of_input, of_weight, of_bias = NONE
     if outgoing is not None:
         of_input = torch.empty_like(input) if wanted[0] else None
@@ -174,7 +81,7 @@ def in_chunks(
             if of_input is not None:
                 of_input[rows] = slopes @ narrow
             if of_weight is not None:
-                _add_product(of_weight, slopes.t(), features, first=start == 0)
+                add_product(of_weight, slopes.t(), features, first=start == 0)
             if of_bias is not None:
                 of_bias += slopes.sum(0, dtype=wide)
             del slopes
@@ -221,7 +128,7 @@ def _new_gradient(weight: Tensor, single: bool, problem: Problem) -> Tensor:
     return torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
     """``total += left @ right`` for (C, R) and (R, d), rounded once; ``=`` the first time."""
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if first else 1)

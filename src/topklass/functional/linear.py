@@ -16,7 +16,7 @@ from topklass._checks import (
     labels_in_range,
 )
 from topklass._transforms import all_eager, can_break_graph
-from topklass.functional._chunks import Problem, default_bytes, linear_loss
+from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import (
     RowLoss,
     check_targets,
@@ -24,6 +24,7 @@ from topklass.functional._contract import (
     result_dtype,
     working,
 )
+from topklass.functional._linear_function import linear_loss
 from topklass.functional.smooth import SmoothHinge
 from topklass.functional.topk_cross_entropy import Lengths, checked_lists
 
@@ -49,7 +50,8 @@ def linear_smooth_topk_loss(
     and gradient, as :func:`torch.nn.functional.linear_cross_entropy` is for cross-entropy. Logits
     are made in chunks of rows. With "mean" and "sum", gradients are made with them in the forward
     pass, and no product is computed twice; the backward pass multiplies them by the outgoing
-    gradient. With "none", and in a second backward pass through the same graph, the chunks are made
+    gradient. Where few rows fit into a chunk, a GPU takes chunks of classes, and computes the
+    logits twice. With "none", and in a second backward pass through the same graph, the chunks are made
     again. Gradients are added up in float32, that of a ``linear_weight`` in half precision if it
     fits into ``chunk_bytes`` in float32, and else it is rounded once for each chunk. There is no
     second derivative.

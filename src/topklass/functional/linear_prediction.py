@@ -106,7 +106,7 @@ def _largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         last, next_one = values[:, k - 1], values[:, k]
         tied = (last == next_one) | (last.isnan() & next_one.isnan())
         values, found = values[:, :k], found[:, :k]
-        if is_eager(logits):
+        if is_eager(logits) and not logits.is_meta:
             rows = tied.nonzero().squeeze(1)
             for part in torch.split(rows, max(1, len(logits) // FEWEST_ROWS)):
                 found[part] = _first_of_ties(logits[part], values[part], found[part])

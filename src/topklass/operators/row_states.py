@@ -1,6 +1,6 @@
 """States of rows, read once from the scores: what a device tells others about its classes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +28,64 @@ def row_states(
         The states; the classes of their heads, (R, k), without meaning for absent heads; and the
         labels' scores, (R, 1), 0 for those that are not here. All but the classes in float64.
     """
-    kernel = find_kernel("row_states", scores, k)
     source = scores if torch.is_grad_enabled() else scores.detach()
     heads, places, sums, label = _RowStates.apply(
-        source, labels, k, temperature, reference if kernel is None else kernel
+        source, labels, k, temperature, find_backend(scores, k)
     )
     return States(heads, sums), places, label
+
+
+class Slopes(NamedTuple):
+    """Derivatives by what :func:`read_states` returns."""
+
+    heads: Tensor
+    """(R, k)."""
+    sums: Tensor
+    """(R, k)."""
+    label: Tensor
+    """(R, 1)."""
+
+
+def find_backend(scores: Tensor, k: int) -> Any:
+    """What reads the states of such scores, and writes their gradient."""
+    kernel = find_kernel("row_states", scores, k)
+    return reference if kernel is None else kernel
+
+
+def read_states(
+    backend: Any, scores: Tensor, labels: Tensor, k: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Heads, their classes, power sums and the labels' scores, see :func:`row_states`."""
+    heads, places, sums = backend.read_states(scores, labels, k, temperature)
+    label = torch.zeros_like(heads[:, :1])
+    if scores.shape[1]:
+        own = scores.gather(1, labels.clamp(min=0)).to(label.dtype)
+        label = torch.where(labels < 0, label, own)
+    return heads, places, sums, label
+
+
+def states_gradient(
+    backend: Any,
+    scores: Tensor,
+    labels: Tensor,
+    heads: Tensor,
+    places: Tensor,
+    slopes: Slopes,
+    temperature: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The gradient of the scores, (R, n); in ``out``, which may be the scores, if given."""
+    spoilt = slopes.sums[:, :1].isnan()  # then the gradient of absent heads is NaN, too
+    degree = torch.arange(1, heads.shape[1] + 1, device=heads.device)
+    parts = (
+        slopes.heads.masked_fill(spoilt, torch.nan),
+        slopes.sums * degree / temperature,
+        slopes.label,
+    )
+    result: Tensor = backend.write_gradient(
+        scores, labels, heads, places, parts, temperature, out=out
+    )
+    return result
 
 
 class _RowStates(torch.autograd.Function):
@@ -41,11 +93,7 @@ class _RowStates(torch.autograd.Function):
     def forward(
         ctx: Any, scores: Tensor, labels: Tensor, k: int, temperature: float, backend: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        heads, places, sums = backend.read_states(scores, labels, k, temperature)
-        label = torch.zeros_like(heads[:, :1])
-        if scores.shape[1]:
-            own = scores.gather(1, labels.clamp(min=0)).to(label.dtype)
-            label = torch.where(labels < 0, label, own)
+        heads, places, sums, label = read_states(backend, scores, labels, k, temperature)
         ctx.save_for_backward(scores, labels, heads, places)
         ctx.mark_non_differentiable(places)
         ctx.temperature, ctx.backend = temperature, backend
@@ -56,12 +104,8 @@ class _RowStates(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_heads, _, of_sums, of_label = gradients
         scores, labels, heads, places = ctx.saved_tensors
-        spoilt = of_sums[:, :1].isnan()  # then the gradient of absent heads is NaN, too
-        degree = torch.arange(1, heads.shape[1] + 1, device=heads.device)
-        slopes = (
-            of_heads.masked_fill(spoilt, torch.nan),
-            of_sums * degree / ctx.temperature,
-            of_label,
+        slopes = Slopes(of_heads, of_sums, of_label)
+        result = states_gradient(
+            ctx.backend, scores, labels, heads, places, slopes, ctx.temperature
         )
-        result = ctx.backend.write_gradient(scores, labels, heads, places, slopes, ctx.temperature)
         return result, None, None, None, None

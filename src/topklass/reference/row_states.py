@@ -59,6 +59,7 @@ def write_gradient(
     places: Tensor,
     slopes: tuple[Tensor, Tensor, Tensor],
     temperature: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The gradient (R, n): slopes of heads, (R, k), and label, (R, 1); ``Σ_j c_j u^j`` elsewhere.
 
@@ -67,7 +68,9 @@ def write_gradient(
     k, dtype = heads.shape[1], power_dtype(scores.dtype, heads.shape[1])
     of_heads, coefficients, of_label = (slope.to(dtype) for slope in slopes)
     threshold = _threshold(heads).to(working_dtype(scores.dtype))
-    result = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    result = out
+    if result is None:
+        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
     for rows in _blocks(scores):
         work = _without_labels(scores[rows], labels[rows], k)
         u = _tail(work, places[rows], threshold[rows], temperature).to(dtype)

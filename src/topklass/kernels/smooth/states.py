@@ -47,6 +47,7 @@ def write_gradient(
     places: Tensor,
     slopes: tuple[Tensor, Tensor, Tensor],
     temperature: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The gradient (R, n) from slopes of heads, tail and label."""
     of_heads, coefficients, of_label = slopes
@@ -59,4 +60,5 @@ def write_gradient(
     problem = launch.rows_of(scores, labels.squeeze(1).contiguous())
     tiles = launch.plan(*scores.shape, launch.alignment(problem.scores), k)
     one = scores.new_ones((), dtype=torch.float32)
-    return launch.write_gradient(problem, buffer, one, temperature, tiles._replace(parts=1))
+    tiles = tiles._replace(parts=1)
+    return launch.write_gradient(problem, buffer, one, temperature, tiles, out)

@@ -1,0 +1,124 @@
+"""The loss of a linear layer's logits as a function for autograd, differentiable once.
+
+Gradients are made with the losses in the forward pass. The backward pass multiplies them by the
+outgoing gradient. Where that is one for each row, it is unknown in the forward pass, and the
+backward pass makes all of it again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topklass._transforms import needs_plain_backward
+from topklass.functional._chunks import Gradients, Problem, Wanted, chunk_rows, in_chunks
+from topklass.functional._class_chunks import fewer_bytes, in_class_chunks
+from topklass.reference.power_sums import working_dtype
+
+
+def linear_loss(input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
+    """The reduced loss of the logits of (N, d) inputs, or (N) losses, differentiable once."""
+    if not torch.is_grad_enabled():
+        input, weight = input.detach(), weight.detach()
+        bias = None if bias is None else bias.detach()
+    result: Tensor = _LinearLoss.apply(input, weight, bias, problem)
+    return result
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
+    ) -> Tensor:
+        reduction = problem.options.reduction
+        wanted = ctx.needs_input_grad[:3]
+        early = reduction != "none" and any(wanted)
+        scale = _scale(input, problem) if early else None
+        ctx.late = None
+        if scale is not None and problem.dtype == torch.float16:
+            # Before the loss is scaled, the gradient of a mean may be too small for float16.
+            ctx.late, scale = scale, torch.ones_like(scale)
+        with torch.autocast(input.device.type, enabled=False):
+            losses, gradients = _made(input, weight, bias, problem, scale, wanted)
+        if any(wanted):
+            ctx.save_for_backward(input, weight, bias)
+            ctx.problem, ctx.gradients = problem, gradients if early else None
+        if reduction != "none":
+            losses = losses.sum()
+        if reduction == "mean":
+            losses = losses / (len(input) if problem.total is None else problem.total)
+        return losses if problem.factor == 1 else losses * problem.factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (outgoing,) = gradients
+        again = torch.is_grad_enabled()
+        if needs_plain_backward(outgoing) and not again:
+            raise RuntimeError(
+                "the linear losses take one outgoing gradient, not a batch of them: call "
+                "torch.autograd.grad once for each, without is_grads_batched=True"
+            )
+        with torch.no_grad():
+            result = _gradients(ctx, outgoing.detach())
+        if not again:
+            return *result, None
+        sources = (outgoing, *ctx.saved_tensors)
+        return *(g if g is None else _NoFurther.apply(g, *sources) for g in result), None
+
+
+def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
+    """Those made in the forward pass, multiplied in place; made again if there are none."""
+    problem: Problem = ctx.problem
+    made: Gradients | None = ctx.gradients
+    ctx.gradients = None  # so that they become those of parameters without a copy
+    if made is not None:
+        factor = outgoing if ctx.late is None else outgoing.float() * ctx.late
+        for gradient in made:
+            if gradient is not None:
+                gradient.mul_(factor)
+        return made
+    input, weight, bias = ctx.saved_tensors
+    outgoing = outgoing * _scale(input, problem)
+    with torch.autocast(input.device.type, enabled=False):
+        return _made(input, weight, bias, problem, outgoing, ctx.needs_input_grad[:3])[1]
+
+
+def _made(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    problem: Problem,
+    outgoing: Tensor | None,
+    wanted: Wanted,
+) -> tuple[Tensor, Gradients]:
+    """(N) losses, and with an outgoing gradient, () or (N), those of input, weight and bias."""
+    rows = chunk_rows(input, weight, problem)
+    if fewer_bytes(input, problem, rows):
+        return in_class_chunks(input, weight, bias, problem, outgoing, wanted)
+    return in_chunks(input, weight, bias, problem, outgoing, wanted, rows)
+
+
+def _scale(input: Tensor, problem: Problem) -> Tensor:
+    """What the gradient of a row's loss is multiplied by: 0 for the mean of no row."""
+    factor, wide = problem.factor, working_dtype(problem.dtype)
+    if problem.options.reduction == "mean":
+        if problem.total is not None:
+            total = problem.total.to(wide)
+            return torch.where(total == 0, 0.0, factor / total)
+        factor /= max(1, len(input))
+    return input.new_full((), factor, dtype=wide)
+
+
+class _NoFurther(torch.autograd.Function):
+    """A gradient whose own derivative raises an error."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *sources: Tensor | None) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError(
+            "the linear losses have no second derivative, since their gradient is made in the "
+            "forward pass: apply the loss without 'linear' to torch.nn.functional.linear(…)"
+        )
