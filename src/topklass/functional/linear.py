@@ -51,9 +51,9 @@ def linear_smooth_topk_loss(
     are made in chunks of rows. With "mean" and "sum", gradients are made with them in the forward
     pass, and no product is computed twice; the backward pass multiplies them by the outgoing
     gradient. Where few rows fit into a chunk, a GPU takes chunks of classes, and computes the
-    logits twice. With "none", and in a second backward pass through the same graph, the chunks are made
-    again. Gradients are added up in float32, that of a ``linear_weight`` in half precision if it
-    fits into ``chunk_bytes`` in float32, and else it is rounded once for each chunk. There is no
+    logits twice. With "none", and in a second backward pass through the same graph, the chunks are
+    made again. Gradients are added up in float32, that of a ``linear_weight`` in half precision if
+    it fits into ``chunk_bytes`` in float32, and else it is rounded once for each chunk. There is no
     second derivative.
 
     ``torch.compile`` breaks the graph here. What exports, traces or transforms the call sees the
