@@ -14,7 +14,13 @@ import torch
 from test_cli import npz, settings  # noqa: F401 a fixture
 from test_train_engine import assert_same_weights
 from topklass.cli import FILE_ONLY
-from topklass.train.processes import Processes, naming_ended_ranks, runs, warn_of_few_cores
+from topklass.train.processes import (
+    Processes,
+    ending_with_launcher,
+    naming_ended_ranks,
+    runs,
+    warn_of_few_cores,
+)
 from topklass.train.recipe import Recipe
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs processes of POSIX")
@@ -31,6 +37,35 @@ def test_processes_that_have_ended():
     child.communicate()
     assert known.ended() == [1]
     assert not runs(child.pid)
+
+
+@posix
+@pytest.mark.parametrize(("training", "status"), [(True, 2), (False, 0)])
+def test_a_rank_ends_with_the_process_that_started_it(monkeypatch, capfd, training, status):
+    """While it trains, for example waits for that process; it may go on with other work."""
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TOPKLASS_LAUNCHER", str(launcher.pid))
+    monkeypatch.setattr("topklass.train.processes.GRACE", 0.5)
+    child = os.fork()
+    if child == 0:
+        with ending_with_launcher():
+            time.sleep(30 if training else 0)
+        time.sleep(2)
+        os._exit(0)
+    launcher.kill()
+    launcher.communicate()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    message = "Error: the process that started rank 1 has ended; continue with --resume\n"
+    assert (message in capfd.readouterr().err) == training
+
+
+@posix
+def test_a_first_rank_ends_by_itself(monkeypatch):
+    """Also one whose environment is that of a process that has ended."""
+    monkeypatch.setenv("TOPKLASS_LAUNCHER", "1")
+    with ending_with_launcher():
+        assert os.environ["TOPKLASS_LAUNCHER"] == str(os.getpid())
 
 
 def trainer(processes: int, *callbacks: Processes) -> SimpleNamespace:

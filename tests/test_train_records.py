@@ -85,6 +85,8 @@ def test_signatures(tmp_path, values, message):
         ({"labels": [6] * 60}, "labels and ranks must be from 0 to 5"),
         ({"ranks": [-1] * 60}, "labels and ranks must be from 0 to 5"),
         ({"epochs": [{"epoch": "1"}]}, "must be float, got '1'"),
+        ({"epochs": [{"epoch": 1.5}]}, "an epoch has no number"),
+        ({"epochs": [{"train/loss": 1.5}]}, "an epoch has no number"),
     ],
 )
 def test_details(tmp_path, values, message):

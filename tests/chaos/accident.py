@@ -72,9 +72,14 @@ def train_through(problem: Problem, run: Path, accidents: Sequence[Accident]) ->
             command = begin
         elif screen.code not in ERRORS or "--resume" in screen.text:
             command = go_on
-        elif accident.repair is nothing:
+        elif accident.repair is nothing or (command is begin and checkpoints_of(run)):
             raise Lost("the message does not say how to go on", screen)
     raise Lost("following the messages leads nowhere", screen)
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """The last checkpoint and its predecessor, with which a run can only be continued."""
+    return [each for each in (run / "checkpoints").glob("last.ckpt*") if each.suffix != ".part"]
 
 
 def check(screen: Screen, accident: Accident, run: Path, problem: Problem) -> None:
@@ -83,8 +88,7 @@ def check(screen: Screen, accident: Accident, run: Path, problem: Problem) -> No
     check_screen(screen, (*accident.codes, 2) if harmless else accident.codes)
     if screen.code in ERRORS and not harmless and accident.named not in screen.text:
         raise Lost(f"the message does not name {accident.named}", screen)
-    kept = [each for each in (run / "checkpoints").glob("last.ckpt*") if each.suffix != ".part"]
-    reached = max((load(each)["global_step"] for each in kept), default=0)
+    reached = max((load(each)["global_step"] for each in checkpoints_of(run)), default=0)
     stopped, epochs = STOPPED.search(screen.text), EPOCH.findall(screen.text)
     if stopped and reached != int(stopped[1]):
         raise Lost(f"stopped after step {stopped[1]}, but has that of {reached}", screen)

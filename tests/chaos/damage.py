@@ -75,8 +75,8 @@ def shown_after(dice: Random, problem: Problem, run: Path, command: tuple[str, .
 
 
 def files_of(run: Path) -> list[Path]:
-    """All files of a run."""
-    return sorted(each for each in run.rglob("*") if each.is_file())
+    """All files of a run; not what a killed process had begun to write, which nobody reads."""
+    return sorted(each for each in run.rglob("*") if each.is_file() and each.suffix != ".part")
 
 
 def check_damage(screen: Screen, file: Path, what: str) -> None:

@@ -75,6 +75,8 @@ class Group:
     """The processes of one training: signals reach one or all of them."""
 
     ranks: list[Process]
+    launched: bool = True
+    """By a program that ends the others if one fails, as torchrun does."""
 
     def wait(self) -> Screen:
         """What all have shown; if one fails and others wait for it, a launcher ends them."""
@@ -83,7 +85,9 @@ class Group:
         while not (ended := all(rank.watch(0.1) for rank in self.ranks)):
             if time.monotonic() > limit:
                 break
-            if not failed and (failed := [rank for rank in self.ranks if rank.has_failed()]):
+            if failed or not self.launched:
+                continue
+            if failed := [rank for rank in self.ranks if rank.has_failed()]:
                 limit = time.monotonic() + GRACE
         if failed and not ended:
             self.ranks[0].send(SIGTERM, group=True)
@@ -108,7 +112,7 @@ def launch(
 ) -> Group:
     """Start a command as one process, or as several as a launcher does; one has the accident."""
     if cold:
-        return Group([start_cold(arguments)])
+        return Group([start_cold(arguments)], launched=False)
     if problem.processes == 1:
         return Group([start(arguments, prepare)])
     with socket() as free:

@@ -62,6 +62,8 @@ def read_details(run: Path) -> dict[str, Any]:
             raise ValueError(f"it has {len(ranks)} ranks of {len(labels)} labels")
         if not all(0 <= number < len(classes) for number in (*labels, *ranks)):
             raise ValueError(f"labels and ranks must be from 0 to {len(classes) - 1}")
+        if not all(isinstance(row.get("epoch"), int) for row in record["epochs"]):
+            raise ValueError("an epoch has no number")
     return record
 
 

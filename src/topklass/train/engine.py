@@ -31,7 +31,7 @@ from topklass.train.file_views import centre_view, training_view, worker_count
 from topklass.train.files import load_checkpoint, put_in_place
 from topklass.train.module import Classifier
 from topklass.train.problem import prepare_data, with_validation
-from topklass.train.processes import warn_of_few_cores
+from topklass.train.processes import ending_with_launcher, warn_of_few_cores
 from topklass.train.recipe import Recipe, changes
 from topklass.train.records import BrokenFileError, naming, write_record
 from topklass.train.restore import (
@@ -43,7 +43,12 @@ from topklass.train.restore import (
     read_recipe,
     resumable,
 )
-from topklass.train.signature import build_network, load_signature, signature_of
+from topklass.train.signature import (
+    build_network,
+    load_signature,
+    require_same_data,
+    signature_of,
+)
 from topklass.train.trainer import METRICS, fit, make_trainer, quiet, write_epochs
 
 SIGNATURE = "signature.json"
@@ -86,7 +91,7 @@ def train(
         check_run(recipe, run, resume)
     if resume and is_complete(run):
         return read_result(run) if first else {}
-    with lock_folder(run) if first else nullcontext():
+    with ending_with_launcher(), lock_folder(run) if first else nullcontext():
         return _train(recipe, run, resume, dataset, console, callbacks, first)
 
 
@@ -104,6 +109,8 @@ def _train(
     with unlike if resume else nullcontext():
         dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
     signature = signature_of(recipe, dataset)
+    if resume:
+        require_same_data(run / SIGNATURE, signature)
     network = build_network(recipe, signature, pretrained=recipe.pretrained)
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
@@ -144,10 +151,9 @@ def _train(
         epoch, step = divmod(checkpoint["global_step"], len(batches))
         batches.load_state_dict({"epoch": epoch, "step": step})
     module.began = time.perf_counter()
-    with advice_on_full_disks(run):
+    with advice_on_full_disks(run), advice_on_broken_files():
         try:
-            with advice_on_broken_files():
-                fit(trainer, module, batches, validation, ckpt_path=last)
+            fit(trainer, module, batches, validation, ckpt_path=last)
         finally:
             if recipe.compile:  # free its graphs; a process may have but a few compilations
                 torch.compiler.reset()

@@ -50,12 +50,6 @@ class FinishedRun:
     images: str | None
     epochs: tuple[dict[str, float], ...]
 
-    def __post_init__(self) -> None:
-        if not all(isinstance(row.get("epoch"), int) for row in self.epochs):
-            raise NotFinished(
-                f"{self.folder / DETAILS} is broken: an epoch has no number; train it again"
-            )
-
     def accuracy(self, k: int, average: str = "micro") -> Tensor:
         """Test accuracy of lists of length k; with "none" that of each class, (C)."""
         right = among_largest(self.ranks, (k,))

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import lightning as L
 import torch
@@ -18,6 +19,10 @@ from topklass.train.file_views import core_count
 
 PATIENCE = 1.0
 """Seconds until a process that has closed its connections has ended, too."""
+GRACE = 5.0
+"""Seconds in which a rank notices by itself that the others have ended."""
+LAUNCHER = "TOPKLASS_LAUNCHER"
+"""The process that starts the other ranks of a machine."""
 
 
 class Processes(Callback):
@@ -40,6 +45,34 @@ class Processes(Callback):
                 return ranks
             time.sleep(0.02)
         return []
+
+
+@contextmanager
+def ending_with_launcher() -> Iterator[None]:
+    """End this rank if the process that started it is killed, also before they are connected.
+
+    Lightning starts all ranks of a machine but the first. They would wait for it half an hour.
+    """
+    rank, done = int(os.environ.get("LOCAL_RANK", 0)), Event()
+    if rank == 0:
+        os.environ[LAUNCHER] = str(os.getpid())
+    elif LAUNCHER in os.environ and sys.platform != "win32":
+        arguments = (int(os.environ[LAUNCHER]), rank, done)
+        Thread(target=_end_after, args=arguments, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _end_after(launcher: int, rank: int, done: Event) -> None:
+    while runs(launcher):
+        if done.wait(1):
+            return
+    if not done.wait(GRACE):
+        sentence = f"Error: the process that started rank {rank} has ended; continue with --resume"
+        print(sentence, file=sys.stderr, flush=True)
+        os._exit(2)
 
 
 def runs(number: int) -> bool:

@@ -42,7 +42,8 @@ def load_best(run: Path, recipe: Recipe, network: nn.Module) -> None:
             f"{run} has no checkpoint {BEST}, which is written after the first epoch: continue "
             f"with topklass train --resume --folder {run}"
         )
-    checkpoint = load_from(run / BEST, recipe, network, ("epoch",))[1]
+    needed = ("epoch",)
+    checkpoint = load_from(run / BEST, recipe, network, needed, predecessor=False)[1]
     if not (run / RESULT).exists():
         best = checkpoint["epoch"] + 1
         warnings.warn(
@@ -53,20 +54,26 @@ def load_best(run: Path, recipe: Recipe, network: nn.Module) -> None:
 
 
 def load_from(
-    path: Path, recipe: Recipe, network: nn.Module, needed: Iterable[str] = OF_TRAINING
+    path: Path,
+    recipe: Recipe,
+    network: nn.Module,
+    needed: Iterable[str] = OF_TRAINING,
+    *,
+    predecessor: bool = True,
 ) -> tuple[Path, dict[str, Any]]:
-    """Load weights of a run's checkpoint, or of its predecessor if it is broken.
+    """Load weights of a run's checkpoint.
 
     Args:
         path: of the checkpoint.
         recipe: of the run.
         network: what takes the weights.
         needed: what else the checkpoint has to have.
+        predecessor: take that if the checkpoint is broken; that of the best is of another epoch.
 
     Returns:
         The path of the one that is whole, and its contents.
     """
-    found, checkpoint = find_checkpoint(path)
+    found, checkpoint = find_checkpoint(path, predecessor=predecessor)
     with naming(found, "restore it, or train again", "is not a checkpoint of this run"):
         if absent := [name for name in ("state_dict", *needed) if name not in checkpoint]:
             raise ValueError(f"it has no {absent[0]}")

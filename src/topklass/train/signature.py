@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from reprlib import repr
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from topklass.train.criterion import loss_info
 from topklass.train.details import printable
 from topklass.train.file_views import centre_view
 from topklass.train.recipe import Recipe
-from topklass.train.records import REMAKE, naming, read_record, write_record
+from topklass.train.records import REMAKE, BrokenFileError, naming, read_record, write_record
 
 COSINE_SCALE = 16.0
 """Of a cosine head, for losses that do not scale its scores themselves."""
@@ -45,7 +46,7 @@ class Signature:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        write_record(path, {**asdict(self), "classes": printable(self.classes)})
+        write_record(path, asdict(self))
 
 
 def load_signature(path: Path) -> Signature:
@@ -62,6 +63,20 @@ def load_signature(path: Path) -> Signature:
         return signature
 
 
+def require_same_data(path: Path, now: Signature) -> None:
+    """Require the signature that a run began with; one that is broken is made again."""
+    try:
+        before = load_signature(path)
+    except (BrokenFileError, FileNotFoundError):
+        return
+    for name in (each.name for each in fields(Signature)):
+        if (was := getattr(before, name)) != (found := getattr(now, name)):
+            raise ValueError(
+                f"the data have changed since {path} was written: {name} was {repr(was)} and is "
+                f"{repr(found)}; restore the data, or train in another folder"
+            )
+
+
 def signature_of(recipe: Recipe, dataset: Dataset) -> Signature:
     """The signature of a network for a data set."""
     images = dataset.train.images
@@ -70,7 +85,7 @@ def signature_of(recipe: Recipe, dataset: Dataset) -> Signature:
     channels, height, width = example.shape
     normal = normalization(dataset.train, channels)
     mean, std = tuple(normal.mean.tolist()), tuple(normal.std.tolist())
-    return Signature(dataset.classes, channels, height, width, resize, mean, std)
+    return Signature(tuple(printable(dataset.classes)), channels, height, width, resize, mean, std)
 
 
 def normalization(split: Split, channels: int) -> Normalize:
