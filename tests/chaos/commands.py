@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a command hangs."""
 GRACE = 10.0
 """Seconds in which a process notices that another one is gone."""
