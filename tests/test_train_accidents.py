@@ -145,6 +145,16 @@ def test_data_options_that_do_not_fit_name_the_recipe(stopped):
         train(recipe, stopped, resume=True)
 
 
+def test_data_that_are_not_there_name_the_recipe(stopped):
+    moved = RECIPE.with_changes({"data": "elsewhere"})
+    moved.save(stopped / "recipe.yaml")
+    message = r"recipe\.yaml does not fit its data: there is no data 'elsewhere'.*change `data`"
+    with pytest.raises(BrokenFileError, match=message):
+        train(moved, stopped, resume=True)
+    with pytest.raises(BrokenFileError, match=message):
+        load_run(stopped)
+
+
 @pytest.mark.parametrize(
     ("first", "raised"), [(KeyboardInterrupt, Interrupted), (ZeroDivisionError, OSError)]
 )

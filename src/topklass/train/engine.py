@@ -30,10 +30,10 @@ from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
 from topklass.train.files import load_checkpoint, put_in_place
 from topklass.train.module import Classifier
-from topklass.train.problem import prepare_data, with_validation
+from topklass.train.problem import naming_recipe, prepare_data, with_validation
 from topklass.train.processes import ending_with_launcher, warn_of_few_cores
 from topklass.train.recipe import Recipe, changes
-from topklass.train.records import BrokenFileError, naming, write_record
+from topklass.train.records import BrokenFileError, write_record
 from topklass.train.restore import (
     BEST,
     LAST,
@@ -105,8 +105,7 @@ def _train(
     first: bool,
 ) -> dict[str, Any]:
     """What each of several processes does."""
-    unlike = naming(run / RECIPE, "restore it and its data", "does not fit its data")
-    with unlike if resume else nullcontext():
+    with naming_recipe(run / RECIPE) if resume else nullcontext():
         dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
     signature = signature_of(recipe, dataset)
     if resume:

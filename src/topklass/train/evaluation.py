@@ -22,9 +22,9 @@ from topklass.train.engine import (
 )
 from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.file_views import several_views, worker_count
-from topklass.train.problem import prepare_data
+from topklass.train.problem import naming_recipe, prepare_data
 from topklass.train.recipe import Recipe
-from topklass.train.restore import load_best, read_recipe
+from topklass.train.restore import RECIPE, load_best, read_recipe
 from topklass.train.signature import build_network, load_signature
 
 
@@ -47,7 +47,9 @@ def load_run(run: str | Path, dataset: Dataset | None = None) -> Run:
     """
     run = Path(run)
     recipe = read_recipe(run)
-    dataset = prepare_data(recipe) if dataset is None else dataset
+    if dataset is None:
+        with naming_recipe(run / RECIPE):
+            dataset = prepare_data(recipe)
     signature = load_signature(run / SIGNATURE)
     if tuple(printable(dataset.classes)) != signature.classes:
         raise ValueError(

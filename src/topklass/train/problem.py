@@ -1,6 +1,8 @@
 """A recipe's data: loaded, divided, and made as hard as it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from topklass.data import (
     Dataset,
@@ -13,6 +15,7 @@ from topklass.data import (
     symmetric_noise,
 )
 from topklass.train.recipe import Recipe
+from topklass.train.records import naming
 
 NOISE: dict[str, Callable[..., Dataset]] = {
     "superclass": superclass_noise,
@@ -40,6 +43,17 @@ def prepare_data(recipe: Recipe) -> Dataset:
         add_noise = NOISE[recipe.noise_kind]
         dataset = add_noise(dataset, recipe.noise, recipe.seed, validation=recipe.noisy_validation)
     return dataset
+
+
+@contextmanager
+def naming_recipe(path: Path) -> Iterator[None]:
+    """Name the recipe of a run if its data cannot be prepared."""
+    advice = "restore it and its data, or change `data` in it if they have moved"
+    with naming(path, advice, "does not fit its data"):
+        try:
+            yield
+        except FileNotFoundError as error:  # of the data, not of the recipe
+            raise ValueError(str(error)) from error
 
 
 def with_validation(dataset: Dataset, recipe: Recipe) -> Dataset:
