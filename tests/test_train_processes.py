@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from topklass.train.processes import (
     warn_of_few_cores,
 )
 from topklass.train.recipe import Recipe
+from topklass.train.trainer import fit
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs processes of POSIX")
 
@@ -66,6 +68,29 @@ def test_a_first_rank_ends_by_itself(monkeypatch):
     monkeypatch.setenv("TOPKLASS_LAUNCHER", "1")
     with ending_with_launcher():
         assert os.environ["TOPKLASS_LAUNCHER"] == str(os.getpid())
+
+
+@posix
+def test_ctrl_c_while_a_rank_waits_for_another():
+    """PyTorch waits, and no handler of Python runs."""
+    reader, writer = os.pipe()
+
+    def wait_for_another() -> None:
+        os.write(writer, b"ready")
+        patience = timedelta(seconds=5)
+        torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=patience)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            fit(SimpleNamespace(world_size=2, global_rank=0, callbacks=(), fit=wait_for_another))
+        finally:
+            os._exit(1)
+    os.read(reader, 5)
+    os.kill(child, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
+    for end in (reader, writer):
+        os.close(end)
 
 
 def trainer(processes: int, *callbacks: Processes) -> SimpleNamespace:

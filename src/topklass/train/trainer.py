@@ -212,6 +212,8 @@ class StopAfterStep(Callback):
 def fit(trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
     """Train; a process that is told to end at once raises :class:`Interrupted`."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    if trainer.world_size > 1:  # no handler of Python runs while PyTorch waits for the other ranks
+        set_handlers({signal.SIGINT: signal.SIG_DFL})
     try:
         with quiet(), naming_ended_ranks(trainer), naming_lost_workers():
             trainer.fit(*arguments, **options)
