@@ -10,6 +10,7 @@ import torch
 from tests.chaos.accident import Accident, check_screen
 from tests.chaos.commands import Screen
 from tests.chaos.comparison import Lost, differences
+from tests.chaos.damage import files_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +41,12 @@ def test_one_bit_is_noticed():
         "run/epochs: 1 became 2 items",
         "run/epochs/0/loss: 0.5 became 0.5000000000000001",
     ]
+
+
+def test_what_a_killed_process_had_begun_is_not_damaged(tmp_path):
+    for name in ("recipe.yaml", "recipe.yaml.17.part"):
+        (tmp_path / name).touch()
+    assert files_of(tmp_path) == [tmp_path / "recipe.yaml"]
 
 
 @pytest.mark.parametrize(
