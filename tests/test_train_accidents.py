@@ -27,7 +27,7 @@ from test_train_engine import (
 from topklass.data import load
 from topklass.train import Interrupted, files, load_run, train
 from topklass.train.details import read_details, read_result
-from topklass.train.file_batches import FileEvaluationBatches
+from topklass.train.file_batches import FileEvaluationBatches, naming_lost_workers
 from topklass.train.files import SafeCheckpoints, load_checkpoint
 from topklass.train.recipe import load_recipe
 from topklass.train.records import BrokenFileError
@@ -124,6 +124,16 @@ def test_a_result_is_never_of_another_epoch(finished):
     assert not (finished / "result.json").exists()
 
 
+def test_a_network_that_there_is_not_names_the_recipe(stopped):
+    other = RECIPE.with_changes({"model": "conrnet"})
+    other.save(stopped / "recipe.yaml")
+    message = r"recipe\.yaml cannot be used: there is no network 'conrnet'"
+    with pytest.raises(BrokenFileError, match=message):
+        train(other, stopped, dataset=toy(), resume=True)
+    with pytest.raises(BrokenFileError, match=message):
+        load_run(stopped, toy())
+
+
 def test_other_data_are_not_continued(stopped):
     data, signature = toy(), stopped / "signature.json"
     content = signature.read_bytes()
@@ -141,14 +151,14 @@ def test_data_options_that_do_not_fit_name_the_recipe(stopped):
     path = stopped / "recipe.yaml"
     path.write_text(path.read_text().replace("data_options: {}", "data_options: {classds: 10}"))
     recipe = load_recipe(path)
-    with pytest.raises(BrokenFileError, match=r"recipe\.yaml does not fit.*no option classds"):
+    with pytest.raises(BrokenFileError, match=r"recipe\.yaml cannot be used.*no option classds"):
         train(recipe, stopped, resume=True)
 
 
 def test_data_that_are_not_there_name_the_recipe(stopped):
     moved = RECIPE.with_changes({"data": "elsewhere"})
     moved.save(stopped / "recipe.yaml")
-    message = r"recipe\.yaml does not fit its data: there is no data 'elsewhere'.*change `data`"
+    message = r"recipe\.yaml cannot be used: there is no data 'elsewhere'.*change `data`"
     with pytest.raises(BrokenFileError, match=message):
         train(moved, stopped, resume=True)
     with pytest.raises(BrokenFileError, match=message):
@@ -360,6 +370,16 @@ def test_a_reader_without_shared_memory(tmp_path):
     batches = FileEvaluationBatches(pictures, labels, 2, failing_view, workers=1)
     with pytest.raises(ChildProcessError, match=r"\(RuntimeError: unable to resize\): take fewer"):
         list(batches)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])
+def test_a_reader_that_has_just_ended(error):
+    """PyTorch has not noticed yet."""
+    message = r"reads images has ended.*(peer|EOFError).*--workers"
+    with pytest.raises(ChildProcessError, match=message), naming_lost_workers():
+        raise error
+    with pytest.raises(FileNotFoundError), naming_lost_workers():
+        raise FileNotFoundError
 
 
 def failing_view(picture: object) -> torch.Tensor:

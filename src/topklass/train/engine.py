@@ -107,10 +107,10 @@ def _train(
     """What each of several processes does."""
     with naming_recipe(run / RECIPE) if resume else nullcontext():
         dataset = prepare_data(recipe) if dataset is None else with_validation(dataset, recipe)
-    signature = signature_of(recipe, dataset)
+        signature = signature_of(recipe, dataset)
+        network = build_network(recipe, signature, pretrained=recipe.pretrained)
     if resume:
         require_same_data(run / SIGNATURE, signature)
-    network = build_network(recipe, signature, pretrained=recipe.pretrained)
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
     validation = evaluation_batches(recipe, dataset.validation)

@@ -25,7 +25,7 @@ from topklass.train.file_views import several_views, worker_count
 from topklass.train.problem import naming_recipe, prepare_data
 from topklass.train.recipe import Recipe
 from topklass.train.restore import RECIPE, load_best, read_recipe
-from topklass.train.signature import build_network, load_signature
+from topklass.train.signature import load_signature
 
 
 class Run(NamedTuple):
@@ -56,8 +56,7 @@ def load_run(run: str | Path, dataset: Dataset | None = None) -> Run:
             f"{run} was trained on other classes than {dataset.name} has: load it with the data "
             "set that was given to train, as load_run(run, dataset)"
         )
-    network = build_network(recipe, signature)
-    load_best(run, recipe, network)
+    network = load_best(run, recipe, signature)
     return Run(recipe, dataset, network.to(best_device()).eval())
 
 

@@ -193,10 +193,11 @@ def naming_lost_workers() -> Iterator[None]:
     """Turn the error of a worker that failed or was killed into one sentence, at any time."""
     try:
         yield
-    except (RuntimeError, OSError) as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, OSError, EOFError) as error:
+        connection = isinstance(error, ConnectionError | EOFError)  # to a worker that just ended
+        if not connection and "DataLoader worker" not in str(error):
             raise
-        reason = str(error).strip().splitlines()[-1].rstrip(". ")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(". ")
         raise ChildProcessError(
             f"a process that reads images has ended, perhaps for lack of memory ({reason}): take "
             "fewer with --workers (0 for none), and continue a training with --resume"

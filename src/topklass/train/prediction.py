@@ -22,7 +22,7 @@ from topklass.train.file_batches import FileEvaluationBatches
 from topklass.train.file_views import centre, worker_count
 from topklass.train.recipe import Recipe
 from topklass.train.restore import load_best, read_recipe
-from topklass.train.signature import Signature, build_network, load_signature
+from topklass.train.signature import Signature, load_signature
 
 AT_ONCE = 64
 
@@ -61,9 +61,7 @@ def predict(
     run = Path(run)
     recipe, signature = read_recipe(run), load_signature(run / SIGNATURE)
     files = image_files(paths)
-    network = build_network(recipe, signature)
-    load_best(run, recipe, network)
-    network.to(best_device()).eval()
+    network = load_best(run, recipe, signature).to(best_device()).eval()
     labels = torch.zeros(len(files), dtype=torch.int64)
     pictures, view = ImageFiles(files), partial(network_input, signature=signature)
     batches = FileEvaluationBatches(pictures, labels, AT_ONCE, view, worker_count(recipe))

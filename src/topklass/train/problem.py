@@ -47,9 +47,9 @@ def prepare_data(recipe: Recipe) -> Dataset:
 
 @contextmanager
 def naming_recipe(path: Path) -> Iterator[None]:
-    """Name the recipe of a run if its data cannot be prepared."""
+    """Name the recipe of a run whose data or network it cannot make."""
     advice = "restore it and its data, or change `data` in it if they have moved"
-    with naming(path, advice, "does not fit its data"):
+    with naming(path, advice, "cannot be used"):
         try:
             yield
         except FileNotFoundError as error:  # of the data, not of the recipe

@@ -12,8 +12,10 @@ from torch import nn
 
 from topklass.train.details import RESULT
 from topklass.train.files import find_checkpoint, versions_of
+from topklass.train.problem import naming_recipe
 from topklass.train.recipe import HARDWARE, Recipe, changes, load_recipe, parse_recipe
 from topklass.train.records import BrokenFileError, naming
+from topklass.train.signature import Signature, build_network
 
 LAST, BEST = "checkpoints/last.ckpt", "checkpoints/best.ckpt"
 RECIPE = "recipe.yaml"
@@ -35,13 +37,15 @@ def resumable(last: Path) -> Path | None:
     return last if any(each.exists() for each in versions_of(last)) else None
 
 
-def load_best(run: Path, recipe: Recipe, network: nn.Module) -> None:
-    """Load the weights of a run's best epoch."""
+def load_best(run: Path, recipe: Recipe, signature: Signature) -> nn.Module:
+    """The network of a run's best epoch, on the CPU."""
     if resumable(run / BEST) is None:
         raise FileNotFoundError(
             f"{run} has no checkpoint {BEST}, which is written after the first epoch: continue "
             f"with topklass train --resume --folder {run}"
         )
+    with naming_recipe(run / RECIPE):
+        network = build_network(recipe, signature)
     needed = ("epoch",)
     checkpoint = load_from(run / BEST, recipe, network, needed, predecessor=False)[1]
     if not (run / RESULT).exists():
@@ -51,6 +55,7 @@ def load_best(run: Path, recipe: Recipe, network: nn.Module) -> None:
             f"{recipe.epochs}; continue with topklass train --resume --folder {run}",
             stacklevel=3,
         )
+    return network
 
 
 def load_from(
