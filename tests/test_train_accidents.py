@@ -1,6 +1,7 @@
 """Accidents to runs: what is broken is named, what is whole is used, and nothing is lost."""
 
 import csv
+import errno
 import os
 import shutil
 import signal
@@ -179,6 +180,25 @@ def test_a_logger_that_ctrl_c_has_closed(monkeypatch, tmp_path, first, raised):
 
     monkeypatch.setattr(StopAfterStep, "on_train_batch_end", closed)
     with pytest.raises(raised):
+        train(RECIPE, tmp_path / "run", dataset=toy())
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), OSError, "free some space.*--resume"),
+        (RuntimeError("DataLoader worker (pid 7) is killed"), ChildProcessError, "--resume"),
+        (ZeroDivisionError("of a number"), ZeroDivisionError, "of a number"),
+    ],
+)
+def test_errors_while_lightning_logs(monkeypatch, tmp_path, error, raised, message):
+    """TensorBoard tells of a full disk there, and the end of a reader may fall into it."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fail)
+    with pytest.raises(raised, match=message):
         train(RECIPE, tmp_path / "run", dataset=toy())
 
 

@@ -215,7 +215,7 @@ def fit(trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
     if trainer.world_size > 1:  # no handler of Python runs while PyTorch waits for the other ranks
         set_handlers({signal.SIGINT: signal.SIG_DFL})
     try:
-        with quiet(), naming_ended_ranks(trainer), naming_lost_workers():
+        with quiet(), naming_ended_ranks(trainer), naming_lost_workers(), uncovering_errors():
             trainer.fit(*arguments, **options)
     except (SystemExit, OSError) as end:  # Lightning's after a signal, or its closed logger's
         if isinstance(end, OSError) and not isinstance(end.__context__, KeyboardInterrupt):
@@ -226,6 +226,20 @@ def fit(trainer: L.Trainer, *arguments: Any, **options: Any) -> None:
         raise Interrupted(message, *received[:1] or [number]) from None
     finally:
         set_handlers(handlers)  # Lightning leaves others
+
+
+@contextmanager
+def uncovering_errors() -> Iterator[None]:
+    """Raise what happened while Lightning logged; it says that a number cannot be logged."""
+    cause = None
+    try:
+        yield
+    except ValueError as error:
+        cause = error.__cause__
+        if cause is None or "you tried to log" not in str(error):
+            raise
+    if cause is not None:  # a full disk, or a reader that ended just then
+        raise cause
 
 
 def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
