@@ -30,7 +30,7 @@ from topklass.train import Interrupted, files, load_run, train
 from topklass.train.details import read_details, read_result
 from topklass.train.file_batches import FileEvaluationBatches, naming_lost_workers
 from topklass.train.files import SafeCheckpoints, load_checkpoint
-from topklass.train.recipe import load_recipe
+from topklass.train.recipe import has_changed, load_recipe
 from topklass.train.records import BrokenFileError
 from topklass.train.signature import load_signature
 from topklass.train.trainer import AfterEpochs, ModelCheckpoint, StopAfterStep
@@ -254,6 +254,21 @@ def test_a_changed_recipe_is_not_continued(stopped):
     expected = r"recipe\.yaml is not what last\.ckpt was .*: learning_rate 0\.03 instead of 0\.02"
     with pytest.raises(BrokenFileError, match=expected):
         train(changed, stopped, dataset=toy(), resume=True)
+
+
+def test_a_changed_recipe_without_a_checkpoint(tmp_path):
+    """It cannot be compared with that of a checkpoint, but has a checksum."""
+    run, path = tmp_path / "run", tmp_path / "run" / "recipe.yaml"
+    run.mkdir()
+    RECIPE.save(path)
+    content = path.read_text()
+    path.write_text(content.replace("weight_decay: 0.0005", "weight_decay: 0.0004"))
+    with pytest.raises(BrokenFileError, match=r"recipe\.yaml has changed .* without --resume"):
+        train(load_recipe(path), run, dataset=toy(), resume=True)
+    path.write_text(content)
+    assert train(RECIPE, run, dataset=toy(), resume=True)
+    path.write_text("weight_decay: 0.0004")
+    assert not has_changed(path)
 
 
 def test_data_and_devices_may_move(stopped):

@@ -32,7 +32,7 @@ from topklass.train.files import load_checkpoint, put_in_place
 from topklass.train.module import Classifier
 from topklass.train.problem import naming_recipe, prepare_data, with_validation
 from topklass.train.processes import ending_with_launcher, warn_of_few_cores
-from topklass.train.recipe import Recipe, changes
+from topklass.train.recipe import Recipe, changes, has_changed
 from topklass.train.records import BrokenFileError, write_record
 from topklass.train.restore import (
     BEST,
@@ -218,6 +218,11 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
             raise ValueError(
                 f"{saved} is another recipe than the one given, {differing}: continue without "
                 "other options, or train in another folder"
+            )
+        if resumable(run / LAST) is None and has_changed(saved):  # no checkpoint to compare with
+            raise BrokenFileError(
+                f"{saved} has changed since it was written, and there is no checkpoint yet: train "
+                "without --resume"
             )
     elif saved.exists() and (resumable(run / LAST) or (run / RESULT).exists()):
         raise FileExistsError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from reprlib import repr as short
@@ -45,6 +46,8 @@ LOSS_OPTIONS = (
 )
 HEADER = "# All settings of a run, to the line `...`"
 """Begins a recipe that was saved, so that one that was cut off is noticed."""
+CHECKSUM = "# checksum: "
+"""Begins the next line of it, with a hash of the settings as they were written."""
 AROUND_LOSS = ("label_smoothing", "logit_adjustment", "reweight_from")
 """Settings that change any loss."""
 DATA, NETWORK, LOSS, TRAINING, HARDWARE = "Data", "Network", "Loss", "Training", "Hardware"
@@ -220,11 +223,22 @@ class Recipe:
         """All settings."""
         settings = {**asdict(self), "milestones": list(self.milestones)}
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, explicit_end=True)
-        return f"{HEADER}\n{text}"
+        return f"{HEADER}\n{CHECKSUM}{_hash(text)}\n{text}"
 
     def save(self, path: Path) -> None:
         """Write all settings as YAML."""
         write_whole(path, lambda file: file.write(self.as_yaml().encode()))
+
+
+def has_changed(path: Path) -> bool:
+    """Whether a recipe has changed since it was saved; False for one that was written by hand."""
+    _, checksum, rest = path.read_text(encoding="utf-8").partition(CHECKSUM)
+    written, _, settings = rest.partition("\n")
+    return checksum != "" and written != _hash(settings)
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def load_recipe(path: Path) -> Recipe:
