@@ -194,7 +194,7 @@ def test_continued_in_another_folder(tmp_path, monkeypatch):
     moved = shutil.move(run, tmp_path / "moved")
     result = train(recipe, moved, dataset=toy(), resume=True)
     assert result["epoch"] == 0
-    assert 1000 < result["seconds"] < 1500
+    assert 1000 <= result["seconds"] < 1500  # a tenth of a second may be all
 
 
 def test_a_finished_run_is_left_as_it_is(whole):
