@@ -183,6 +183,8 @@ class ConformalSets(CalibratedSets):
         """How frequent the classes are, (C), for ``"pas"``."""
         if counts is not None:
             seen = without_zeros(torch.as_tensor(counts).detach().cpu().double())
+            if not seen.isfinite().all():
+                raise ValueError("counts must have at least one sample, and be finite")
             self.prevalence = seen / seen.sum()
 
     @classmethod
@@ -224,6 +226,8 @@ class ConformalSets(CalibratedSets):
         """
         _check_choice("score", score, ("aps", "saps"))
         check_number("share", share, positive=True)
+        if given := {"penalty", "k_reg"} & options.keys():
+            raise TypeError(f"tuned chooses {' and '.join(sorted(given))}: leave it out")
         dim = options.pop("dim", -1)
         rows = checked(logits, dim, look=True)
         check_labels(target, rows)
@@ -273,11 +277,13 @@ class ConformalSets(CalibratedSets):
         marginal, classes = self._marginal_threshold(scores), logits.shape[-1]
         if self.calibration == "marginal":
             self.threshold = marginal
-        elif self.calibration == "class":
-            self.threshold = self._class_thresholds(scores, labels, classes, marginal).cpu()
         else:
-            found = clustered_thresholds(scores, labels, classes, self.alpha, generator)
-            self.threshold = found.cpu()
+            if self.calibration == "class":
+                found = group_thresholds(scores, labels, classes, self.alpha)
+            else:
+                found = clustered_thresholds(scores, labels, classes, self.alpha, generator)
+            self._warn_of_missed(found, torch.bincount(labels, minlength=classes))
+            self.threshold = self._interpolated(found, marginal).cpu()
         self.classes = classes
         return self
 
@@ -344,23 +350,23 @@ class ConformalSets(CalibratedSets):
             )
         return threshold
 
-    def _class_thresholds(
-        self, scores: Tensor, labels: Tensor, classes: int, marginal: float
-    ) -> Tensor:
-        """That of each class, (C), or between it and that of all samples."""
-        found = group_thresholds(scores, labels, classes, self.alpha)
-        enough = torch.bincount(labels, minlength=classes) >= samples_needed(self.alpha)
-        if missed := int(((found == inf) & enough).sum()):
+    def _warn_of_missed(self, thresholds: Tensor, counts: Tensor) -> None:
+        """Warn of classes that have samples enough, but not on such lists."""
+        missed = (thresholds == inf) & (counts >= samples_needed(self.alpha))
+        if number := int(missed.sum()):
             warn(
-                f"{missed} of {classes} classes cannot be covered as alpha={self.alpha:g} asks: "
-                f"too many of their labels are absent, or beyond max_size={self.max_size}",
+                f"{number} of {len(counts)} classes cannot be covered as alpha={self.alpha:g} "
+                f"asks: too many of their labels are absent, or beyond max_size={self.max_size}",
                 stacklevel=3,
             )
+
+    def _interpolated(self, thresholds: Tensor, marginal: float) -> Tensor:
+        """Thresholds between those of classes and that of all samples, by ``class_weight``."""
         if self.class_weight == 1:
-            return found
-        largest = largest_score(self.score, classes, self.penalty, self.k_reg)
-        found = found.masked_fill(found == inf, largest)
-        return self.class_weight * found + (1 - self.class_weight) * marginal
+            return thresholds
+        largest = largest_score(self.score, len(thresholds), self.penalty, self.k_reg)
+        finite = thresholds.masked_fill(thresholds == inf, largest)
+        return self.class_weight * finite + (1 - self.class_weight) * marginal
 
 
 def _rank_that_covers(logits: Tensor, labels: Tensor, alpha: float) -> int:

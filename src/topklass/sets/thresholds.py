@@ -41,7 +41,7 @@ def group_thresholds(scores: Tensor, groups: Tensor, number: int, alpha: float) 
         (number).
 
     Example:
-        >>> group_thresholds(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 0, 1]), 2, alpha=0.5)
+        >>> group_thresholds(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0, 0, 1]), 2, alpha=0.4)
         tensor([3., inf])
     """
     known = groups >= 0
