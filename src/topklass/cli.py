@@ -241,7 +241,7 @@ def sets_command(
         console.print_json(data=record, ensure_ascii=True)
         return
     known = record["calibrated_on"]
-    table = Table("sets", "micro coverage", "macro", "worst class", "labels", "empty sets")
+    table = Table("sets", "coverage", "macro", "worst class", "labels", "empty")
     for row in record["sets"]:
         shares = map(as_percent, (*row["coverage"].values(), row["empty"]))
         micro, macro, worst, empty = shares
