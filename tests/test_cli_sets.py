@@ -88,6 +88,19 @@ def test_measured_by_hand(loaded, name, options, max_size):
     assert record["counts"] == [8] * 6
 
 
+def test_temperature_of_the_loss(loaded, monkeypatch):
+    """Probabilities are those that the loss has trained."""
+    monkeypatch.setattr("topklass.train.sets.scale_of", lambda *_: {"temperature": 0.02})
+    row = by_name(compare_sets(loaded, 0.3))["APS"]
+    known, new = loaded.dataset.validation, loaded.dataset.test
+    sizes = []
+    for temperature in (0.02, 1.0):
+        sets = ConformalSets(0.3).calibrate(logits(loaded, known) / temperature, known.labels)
+        sizes.append(sets(logits(loaded, new) / temperature).sum().item() / len(new))
+    assert row["size"] == pytest.approx(sizes[0])
+    assert sizes[0] != sizes[1]
+
+
 def test_half_of_the_test_images(loaded):
     record = compare_sets(loaded, 0.2, calibrate_on="test")
     assert record["calibrated_on"] == {"images": "test", "number": 18}

@@ -12,7 +12,12 @@ from torch import Tensor
 from set_samples import covered, long_tail, raises, samples
 from topklass import AverageKSets, ConformalSets, TopKSets
 from topklass.sets.scores import label_scores, largest_score
-from topklass.sets.thresholds import clustered_thresholds, group_thresholds, k_means
+from topklass.sets.thresholds import (
+    clustered_thresholds,
+    clusters_and_share,
+    group_thresholds,
+    k_means,
+)
 
 INF = math.inf
 COUNTS = [400, 200, 100, 50, 20, 10, 5, 0]
@@ -210,6 +215,36 @@ def test_clusters_with_a_generator():
     ]
     assert torch.equal(again[0], again[1])
     assert not torch.equal(again[0], again[2])
+
+
+def test_samples_make_clusters_or_thresholds():
+    """Scores of the part that makes clusters have no part in the thresholds."""
+    scores, labels = clustered_samples(6000)
+    _, share = clusters_and_share(torch.bincount(labels), 0.1)
+    found = []
+    for shift in (0.0, 64.0):
+        stream = torch.Generator().manual_seed(0)
+        first = torch.rand(6000, generator=torch.Generator().manual_seed(0)) < share
+        found.append(clustered_thresholds(scores + shift * first, labels, 100, 0.1, stream))
+    assert found[1].max() < 3
+    assert ((found[0] > 1) == (found[1] > 1)).all()
+
+
+def test_clusters_of_capped_scores():
+    """Odd classes have the score ∞ too often for their upper quantiles; even ones are as before."""
+    scores, labels = clustered_samples(6000)
+    scores[(labels % 2 == 1) & (torch.rand(6000) < 0.3)] = INF
+    found = clustered_thresholds(scores, labels, 100, 0.1, torch.Generator().manual_seed(0))
+    assert (found[::2] < 1).all()
+    assert (found[1::2] == INF).all()
+
+
+def test_k_means_of_clusters_of_other_sizes():
+    """One of ten has most points: centres that are drawn alike would fall into it."""
+    group = torch.tensor([0] * 200 + [each for each in range(1, 10) for _ in range(2)])
+    points = 10.0 * group[:, None] + torch.rand(len(group), 1)
+    found = k_means(points, torch.ones(len(group)), 10)
+    assert (found[:, None] == found).equal(group[:, None] == group)
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
@@ -419,6 +454,23 @@ def test_shapes_and_devices(kind):
     absent = logits.clone()
     absent[:, 3] = -INF
     assert not sets(absent)[:, 3].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_kind
+def test_cuda(kind):
+    """Calibrated on either device, used on either; random numbers are those of the device."""
+    logits, target = samples(400)
+    sets = ConformalSets(0.3, **KINDS[kind])
+    if sets.randomized:
+        assert sets.calibrate(logits.cuda(), target.cuda())(logits.cuda()).is_cuda
+        return
+    found = sets.calibrate(logits, target, generator=torch.Generator().manual_seed(0)).threshold
+    members = sets(logits)
+    assert torch.equal(sets(logits.cuda()).cpu(), members)
+    sets.calibrate(logits.cuda(), target.cuda(), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.as_tensor(sets.threshold), torch.as_tensor(found))
 
 
 @pytest.mark.slow
