@@ -398,11 +398,13 @@ def test_tuned_options(options):
         ({"share": 0.3}, ValueError, ["9 samples to tune", "got 6 and 14"]),
         ({"penalty": 0.1}, TypeError, ["chooses", "penalty"]),
         ({"k_reg": 2}, TypeError, ["chooses", "k_reg"]),
+        ({"alpha": 0}, ValueError, ["alpha=0", "between 0 and 1"]),
+        ({"max_size": 0}, ValueError, ["max_size=0"]),
     ],
 )
 def test_tuned_errors(options, error, parts):
     with raises(error, *parts):
-        ConformalSets.tuned(*samples(20), 0.1, **options)
+        ConformalSets.tuned(*samples(30 if "max_size" in options else 20), **options)
 
 
 # What all kinds share

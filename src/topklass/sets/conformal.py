@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CALIBRATIONS = ("class", "clustered", "marginal")
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
-"""λ that ``tuned`` tries (Angelopoulos et al. 2021, appendix E); also 0 for APS."""
+"""λ that ``tuned`` tries (Angelopoulos et al. 2021); for RAPS also 0, which is APS."""
 
 
 class ConformalSets(CalibratedSets):
@@ -148,10 +148,7 @@ class ConformalSets(CalibratedSets):
         max_size: int | None = None,
         dim: int = -1,
     ) -> None:
-        if not is_number(alpha):
-            raise TypeError(f"alpha must be a number, got alpha={alpha!r}")
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha must be between 0 and 1, got alpha={alpha}")
+        _check_alpha(alpha)
         _check_choice("score", score, SCORES)
         _check_choice("calibration", calibration, CALIBRATIONS)
         check_number("penalty", penalty, positive=score == "saps")
@@ -202,8 +199,8 @@ class ConformalSets(CalibratedSets):
         r"""Choose λ and k_reg on a part of the samples, and calibrate on the others.
 
         k_reg is the rank that 1 − α of the labels do not exceed, and λ that of 0, 0.001, 0.01, 0.1,
-        0.2 and 0.5 with the smallest sets (Angelopoulos et al. 2021, appendix E, where 0 is not
-        tried). The guarantee holds, as the calibration samples have no part in the choice.
+        0.2 and 0.5 with the smallest sets, as in Angelopoulos et al. 2021, where 0 is not tried.
+        The guarantee holds, as the calibration samples have no part in the choice.
 
         Args:
             logits: as in :meth:`calibrate`.
@@ -224,6 +221,7 @@ class ConformalSets(CalibratedSets):
             >>> sets.k_reg in range(2, 30), sets.threshold is not None
             (True, True)
         """
+        _check_alpha(alpha)
         _check_choice("score", score, ("aps", "saps"))
         check_number("share", share, positive=True)
         if given := {"penalty", "k_reg"} & options.keys():
@@ -231,7 +229,7 @@ class ConformalSets(CalibratedSets):
         dim = options.pop("dim", -1)
         rows = checked(logits, dim, look=True)
         check_labels(target, rows)
-        rows, labels = rows.flatten(0, -2), target.long().flatten()
+        rows, labels = rows.reshape(-1, rows.shape[-1]), target.long().flatten()
         where = None if generator is None else generator.device
         order = torch.randperm(len(labels), generator=generator, device=where).to(labels.device)
         used = int(share * len(labels))
@@ -374,6 +372,13 @@ def _rank_that_covers(logits: Tensor, labels: Tensor, alpha: float) -> int:
     ranks = logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     of_labels = ranks.gather(-1, labels.unsqueeze(-1)).flatten().sort().values + 1
     return int(of_labels[int(places(torch.tensor(len(labels)), alpha)) - 1])
+
+
+def _check_alpha(alpha: float) -> None:
+    if not is_number(alpha):
+        raise TypeError(f"alpha must be a number, got alpha={alpha!r}")
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must be between 0 and 1, got alpha={alpha}")
 
 
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
