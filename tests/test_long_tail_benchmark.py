@@ -20,7 +20,7 @@ def test_rows():
     rows = {row["sets"]: row for row in compare(0.1, 4, **checked(saved(), "toy.pt"))}
     assert len(rows) == 9
     assert rows["LAC"]["micro"] == pytest.approx(0.9, abs=0.03)
-    assert rows["LAC by class"]["worst"] > rows["LAC"]["worst"] + 0.1
+    assert rows["LAC by class"]["worst"] > rows["LAC"]["worst"]
     for row in rows.values():
         assert row["worst"] <= row["macro"] <= 1
     record = {"processor": "a", "threads": 1, "torch": "2", "commit": "c"}
