@@ -7,7 +7,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its workers would
 
 import torch
 
-from benchmarks import linear, noise, prediction, speed, study, tables
+from benchmarks import linear, long_tail, noise, prediction, speed, study, tables
 from benchmarks.environment import default_device
 
 
@@ -24,6 +24,9 @@ def main() -> None:
     predicted = commands.add_parser("prediction", help="lists and sets of labels, saved logits")
     predicted.add_argument("--logits", nargs="+", required=True, metavar="FILE")
     predicted.add_argument("--quick", action="store_true", help="one split, to try it out")
+    tails = commands.add_parser("long-tail", help="sets of labels of long tails, saved logits")
+    tails.add_argument("--logits", nargs="+", required=True, metavar="FILE")
+    tails.add_argument("--quick", action="store_true", help="one split, to try it out")
     noises = commands.add_parser("noise", help="noise against its exact expectation, on the CPU")
     noises.add_argument("--quick", action="store_true", help="few draws and steps, to try it out")
     layers = commands.add_parser("linear", help="a last layer and its loss: time, memory, error")
@@ -35,6 +38,8 @@ def main() -> None:
         tables.main()
     elif arguments.command == "prediction":
         prediction.main(arguments.logits, arguments.quick)
+    elif arguments.command == "long-tail":
+        long_tail.main(arguments.logits, arguments.quick)
     elif arguments.command == "linear":
         linear.main(torch.device(arguments.device), arguments.smoke)
     elif arguments.command == "noise":

@@ -1,4 +1,4 @@
-"""The tables of ``python -m benchmarks prediction``."""
+"""The tables of ``python -m benchmarks prediction`` and ``long-tail``."""
 
 from typing import Any
 
@@ -43,6 +43,26 @@ def sets(record: Record) -> str:
     return (
         "Sets from the softmax averaged over crops, calibrated on one half, measured on the other "
         f"({hardware(record)}):\n\n" + table(head, rows)
+    )
+
+
+def long_tail(record: Record) -> str:
+    """One line a file, coverage and method."""
+    rows = [
+        (
+            row["name"],
+            percent(1 - row["alpha"]).rstrip("0").rstrip("."),
+            row["sets"],
+            *(percent(row[each]) for each in ("micro", "macro", "worst")),
+            number(row["size"]),
+            percent(row["empty"]),
+        )
+        for row in record["sets"]
+    ]
+    head = ("data", "asked for, %", "sets", "micro, %", "macro, %", "worst class, %", "labels")
+    return (
+        "Coverage of sets that are calibrated on one half, and measured on the other "
+        f"({hardware(record)}):\n\n" + table((*head, "empty, %"), rows)
     )
 
 

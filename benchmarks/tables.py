@@ -64,6 +64,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield from ((name, render(record)) for name, render in SPEED_GPU.items())
     if record := read("prediction"):
         yield from ((name, render(record)) for name, render in PREDICTION.items())
+    if record := read("long-tail"):
+        yield "long-tail", prediction_tables.long_tail(record)
     if record := read("linear-gpu"):
         yield from ((name, render(record)) for name, render in LINEAR.items())
     if record := read("noise"):

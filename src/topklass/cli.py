@@ -213,6 +213,52 @@ def evaluate_command(
         console.print(table)
 
 
+@app.command("sets")
+def sets_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    alpha: Annotated[float, typer.Option(help="How often the right label may be missing.")] = 0.1,
+    max_size: Annotated[
+        int | None, typer.Option(help="Largest number of labels of a set; by default any.")
+    ] = None,
+    calibrate_on: Annotated[
+        str,
+        typer.Option(
+            help="validation, or test: a random half of the test images, measured on the other."
+        ),
+    ] = "validation",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Sets that contain the label with probability 1 - alpha: coverage and size of each method."""
+    from topklass.report.sets_figure import write_sets_figure
+    from topklass.train.evaluation import load_run
+    from topklass.train.sets import SETS_FIGURE, compare_sets
+
+    record = compare_sets(
+        load_run(run), alpha, max_size=max_size, calibrate_on=calibrate_on, console=errors
+    )
+    write_sets_figure(record, run / SETS_FIGURE)
+    if json:
+        console.print_json(data=record, ensure_ascii=True)
+        return
+    known = record["calibrated_on"]
+    table = Table("sets", "coverage", "macro", "worst class", "labels", "empty")
+    for row in record["sets"]:
+        shares = map(as_percent, (*row["coverage"].values(), row["empty"]))
+        micro, macro, worst, empty = shares
+        table.add_row(row["name"], micro, macro, worst, f"{row['size']:.2f}", empty)
+    console.print(table)
+    for sentence in record["left_out"]:
+        console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"Calibrated on {known['number']:,} {known['images']} images for a coverage of "
+        f"{as_percent(1 - alpha)}, measured on {record['test']:,} test images.\n"
+        f"Wrote {run / SETS_FIGURE}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],

@@ -73,11 +73,11 @@ def class_weights(counts: Tensor | Sequence[float], beta: float = 0.9999) -> Ten
     if not is_number(beta) or not 0 <= beta < 1:
         raise ValueError(f"beta must be a number from 0 to below 1, got beta={beta!r}")
     log_beta = log(beta) if beta else -inf
-    weights = 1 / -torch.expm1(_without_zeros(counts) * log_beta)
+    weights = 1 / -torch.expm1(without_zeros(counts) * log_beta)
     return weights / weights.mean()
 
 
-def _without_zeros(counts: Tensor | Sequence[float]) -> Tensor:
+def without_zeros(counts: Tensor | Sequence[float]) -> Tensor:
     """Counts in floating point, 0 replaced by the smallest other count, or by +inf."""
     counts = torch.as_tensor(counts)
     if counts.dim() != 1 or counts.numel() == 0:
@@ -91,7 +91,7 @@ def _without_zeros(counts: Tensor | Sequence[float]) -> Tensor:
 
 def _rarity(counts: Tensor | Sequence[float]) -> Tensor:
     """The count of the rarest class over that of each, in (0, 1]; 1 for a class without samples."""
-    seen = _without_zeros(counts)
+    seen = without_zeros(counts)
     return (seen.amin() / seen).nan_to_num(1.0)
 
 

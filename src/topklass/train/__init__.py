@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from topklass.train.problem import prepare_data as prepare_data
     from topklass.train.recipe import Recipe as Recipe
     from topklass.train.recipe import load_recipe as load_recipe
+    from topklass.train.sets import compare_sets as compare_sets
     from topklass.train.several import train_all as train_all
     from topklass.train.trainer import Interrupted as Interrupted
 
@@ -37,6 +38,7 @@ MODULE_OF = {
     "Run": "evaluation",
     "build_loss": "criterion",
     "compare": "comparison",
+    "compare_sets": "sets",
     "evaluate": "evaluation",
     "find_parameter": "find",
     "load_recipe": "recipe",

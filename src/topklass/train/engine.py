@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +22,7 @@ from topklass import models
 from topklass._files import ADVICE, WriteError, lock_folder, remove_parts
 from topklass._provenance import commit, versions
 from topklass.data import Dataset, Split, cutout, random_crop
-from topklass.train.batches import EvaluationBatches, ShuffledBatches, TrainingBatches
+from topklass.train.batches import Batch, EvaluationBatches, ShuffledBatches, TrainingBatches
 from topklass.train.criterion import loss_info
 from topklass.train.details import DETAILS, RESULT, details, hardware, read_details, read_result
 from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatches
@@ -311,9 +311,14 @@ def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, lis
 
 
 @torch.no_grad()
-def predictions(recipe: Recipe, network: nn.Module, split: Split) -> Tensor:
-    """Logits of all images, on the CPU."""
+def predictions(
+    recipe: Recipe,
+    network: nn.Module,
+    split: Split,
+    watch: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+) -> Tensor:
+    """Logits of all images, on the CPU; ``watch`` passes the batches on, and may show progress."""
     network.eval()
     device = next(network.parameters()).device
-    batches = evaluation_batches(recipe, split)
+    batches = watch(evaluation_batches(recipe, split))
     return torch.cat([network(images.to(device)).float().cpu() for images, _ in batches])
