@@ -256,7 +256,7 @@ class ShortListLoss(TopKCrossEntropyLoss):
     Example:
         >>> criterion = ShortListLoss(k=2)
         >>> criterion(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1]))
-        tensor(3.9830)
+        tensor(4.6029)
     """
 
     def __init__(
