@@ -96,6 +96,7 @@ def test_warnings(capsys):
 def test_threads_that_cannot_write(capsys, monkeypatch):
     """They end without a word; other errors are shown."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     hide_failed_writes()
     for error in (OSError("full"), ZeroDivisionError("wrong")):
 
@@ -108,3 +109,23 @@ def test_threads_that_cannot_write(capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "full" not in said
     assert "ZeroDivisionError: wrong" in said
+
+
+def test_threads_that_call_the_hook_themselves(capsys, monkeypatch):
+    """As those of multiprocessing do when a reader is gone; in the main thread all is shown."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    hide_failed_writes()
+
+    def show(*errors: Exception) -> None:
+        for error in errors:
+            sys.excepthook(type(error), error, None)
+
+    thread = threading.Thread(target=show, args=(ConnectionResetError("gone"), ValueError("no")))
+    thread.start()
+    thread.join()
+    show(OSError("of the main thread"))
+    said = capsys.readouterr().err
+    assert "gone" not in said
+    assert "ValueError: no" in said
+    assert "OSError: of the main thread" in said

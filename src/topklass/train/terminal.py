@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -27,13 +28,22 @@ def printable(text: str) -> str:
 
 
 def hide_failed_writes() -> None:
-    """End threads that cannot write without a traceback: the main thread raises their error."""
+    """End threads that cannot write without a traceback: the main thread raises their error.
+
+    The threads of ``multiprocessing`` that give files to other processes call ``sys.excepthook``.
+    """
+    shown = sys.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:
         if not isinstance(failure.exc_value, OSError):
             threading.__excepthook__(failure)
 
-    threading.excepthook = hook
+    def hook_of_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main or not isinstance(error, OSError):
+            shown(kind, error, trace)
+
+    threading.excepthook, sys.excepthook = hook, hook_of_all
 
 
 class SafeConsole(Console):
