@@ -131,7 +131,7 @@ def run_rounds(
     first: int = 0,
     say: Callable[[str], object] = print,
 ) -> tuple[Counter[str], list[str]]:
-    """Rounds of all targets until the time is over.
+    """Rounds of all targets until the time is over, one in any case.
 
     Returns:
         How many files each reader was given, and a sentence on each failure.
@@ -141,7 +141,7 @@ def run_rounds(
     end, number = time.monotonic() + seconds, first
     while time.monotonic() < end:
         for name, target in targets.items():
-            if time.monotonic() >= end:
+            if number > first and time.monotonic() >= end:
                 break
             error = run_round(target, number, lambda name=name: tried.update([name]))
             if error is not None:
