@@ -12,7 +12,7 @@ LARGEST = 300_000
 PATHS = re.compile(r"/home/|/root/|/tmp/|/Users/|/work/|/usr/|[A-Z]:\\\\Users")
 SMALL = {
     "confused_labels": {"classes": 100, "epochs": 6},
-    "fine_tuning": {"weights": None, "epochs": 2, "classes": 8, "images_per_class": 8},
+    "fine_tuning": {"weights": None, "epochs": 5, "classes": 6},
     "long_tail": {"epochs": 4, "largest": 50, "imbalance": 50},
     "million_classes": {"classes": 100_000, "chunk_bytes": 2**22},
 }
@@ -20,9 +20,9 @@ SMALL = {
 CHECKS = {
     "confused_labels": "assert min(scores.values()) > 2 * k / classes, scores  # twice chance",
     "fine_tuning": """
-chance = 1 / classes
-assert all(row["test"]["micro"]["1"] > chance for row in results.values()), results
-assert record["sets"][1]["coverage"]["micro"] > 0.5, record["sets"][1]
+top1 = {loss: result["test"]["micro"]["1"] for loss, result in results.items()}
+assert min(top1.values()) > 1.5 / classes, top1
+assert record["sets"][1]["coverage"]["micro"] > 0.75, record["sets"][1]
 """,
     "long_tail": """
 assert all(row[1] > 2 * 100 * k / classes for row in accuracy.values()), accuracy
@@ -69,7 +69,9 @@ def test_committed(path):
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert complaints(notebook) == []
     assert any("image/svg+xml" in output.get("data", ()) for output in outputs(notebook))
-    assert not PATHS.search(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    assert not PATHS.search(text)
+    assert "<dc:date>" not in text
     assert path.stat().st_size < LARGEST
 
 

@@ -71,12 +71,14 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def clean(notebook: Any) -> None:
-    """Remove versions and dates."""
+    """Remove versions, dates and the name of the user."""
     notebook.metadata.pop("language_info", None)
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         if drawing := output.get("data", {}).get("image/svg+xml"):
             without = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
             output.data["image/svg+xml"] = without
+        elif "text" in output:
+            output.text = output.text.replace(str(Path.home()), "~")
 
 
 def main(paths: list[Path]) -> None:
