@@ -59,7 +59,7 @@ def short(record: Record) -> str:
         times = [found[name].get((loss, "3·randn"), {}).get("milliseconds") for loss in losses]
         rows.append((name, *map(number, times)))
     return table(("N × C", *losses.values()), rows) + (
-        f"\n\nForward + backward in ms, eager, float32 ({hardware(record)})."
+        f"\n\nForward + backward in ms, eager, float32; –: not timed ({hardware(record)})."
     )
 
 
