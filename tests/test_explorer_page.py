@@ -140,7 +140,10 @@ def test_dragging(tmp_path):
 
 
 MEASURE = """
+scrollTo(0, 1000);
 setTimeout(() => parent.postMessage({
+  scrolled: scrollY,
+  stuck: one("#scores").getBoundingClientRect().top,
   width: innerWidth,
   scrolls: document.documentElement.scrollWidth,
   colour: getComputedStyle(document.body).backgroundColor,
@@ -162,6 +165,8 @@ def test_layout(tmp_path, width):
     assert found["width"] == width
     assert found["scrolls"] <= width
     assert found["loaded"] == []
+    assert found["scrolled"] > 400
+    assert 0 <= found["stuck"] < 100  # the scores stay in sight
     assert len(found["charts"]) == 7
     assert all(min(each) > 0 for each in found["charts"])
 
