@@ -116,6 +116,8 @@ const drag = (element, ...points) => {
   drag(one("#second .triangle"), [0.5, 0.5], [0, 1]);
   await rest();
   see();
+  one("#copy").click();
+  seen.at(-1).link = one("#link").value;
   parent.postMessage(seen, "*");
 })();
 """
@@ -137,6 +139,7 @@ def test_dragging(tmp_path):
     assert bar["values"][0] < start["values"][0]
     assert (start["values"][1], bar["values"][1]) == (2.0, 0.0)
     assert dot["values"][1] > 1
+    assert dot["link"] == (tmp_path / "page.html").as_uri() + dot["hash"]
 
 
 MEASURE = """
