@@ -13,6 +13,7 @@ OLDEST := .venv-oldest
 PIP    := -m pip --disable-pip-version-check install --quiet
 TRAIN  := $(VENV)/.installed-train
 DEV    := $(VENV)/.installed-dev
+OTHERS := $(VENV)/.installed-integrations
 CODE   := $(wildcard src tests examples benchmarks experiments tools)
 
 # The development install includes the training one.
@@ -32,7 +33,7 @@ test: lint ## lint, check types and run the quick tests (PYTEST_ARGS="-k smooth"
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" || [ $$? -eq 5 ]
 
-test-slow: $(DEV) ## run the slow tests
+test-slow: $(OTHERS) ## run the slow tests, also with programs of others
 	$(PYTEST) -m slow || [ $$? -eq 5 ]
 	TRITON_INTERPRET=1 $(PYTEST) -m slow || [ $$? -eq 5 ]
 
@@ -75,6 +76,11 @@ $(DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing topklass and its development tools into $(VENV) (the first time this downloads PyTorch) ..."
 	$(BIN)/python $(PIP) -e ".[dev]"
 	@touch $@
+
+$(OTHERS): pyproject.toml | $(BIN)/python
+	@echo "Installing topklass, its development tools and the programs of others into $(VENV) ..."
+	$(BIN)/python $(PIP) -e ".[dev,integrations]"
+	@touch $(DEV) $@
 
 $(OLDEST)/.installed: pyproject.toml
 	@echo "Installing topklass with PyTorch 2.6 into $(OLDEST) ..."

@@ -17,7 +17,12 @@ from oracle import smooth_loss
 from topklass.functional import smooth_topk_loss
 from topklass.operators.esp import smooth_gap
 from topklass.reference import power_sums, tree
-from topklass.reference.power_sums import LARGEST_K, LARGEST_K_IN_FLOAT32
+from topklass.reference.power_sums import (
+    LARGEST_K,
+    LARGEST_K_IN_FLOAT32,
+    LARGEST_K_OF_ONE_LABEL,
+    serves_one_label,
+)
 
 GRADIENT, LOSS = 5e-6, 1e-6
 TINY = 1e-36  # gradients below it are denormal numbers of float32, or 0
@@ -27,7 +32,7 @@ SIZES = (2, 3, 7, 30, 100, 1000)
 
 def sizes_and_ks():
     for n in SIZES:
-        around_limits = (LARGEST_K_IN_FLOAT32, LARGEST_K[torch.float32])
+        around_limits = (LARGEST_K_IN_FLOAT32, LARGEST_K[torch.float32], LARGEST_K_OF_ONE_LABEL)
         ks = {1, 2, 3, 5, 10, 20, 50, n - 1, *around_limits, *(k + 1 for k in around_limits)}
         for k in sorted(k for k in ks if k < n):
             yield pytest.param(n, k, marks=[pytest.mark.slow] if k > 100 else [])
@@ -75,6 +80,17 @@ def test_many_classes(n, k, tau):
         loss, gradient = errors(scores.astype(np.float32), 7, k, tau)
         assert loss < LOSS
         assert gradient < GRADIENT
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "by_power_sums"),
+    [(12_345, 123, True), (12_345, 124, False), (300_000, 74, True), (300_000, 75, False)],
+)
+def test_as_many_subsets_as_float64_can_count(n, k, by_power_sums):
+    """Equal scores, ``σ_k / σ_{k−1} = (n − k) / k`` without the label: both sides of the limit."""
+    assert serves_one_label(k, n, torch.device("cpu")) == by_power_sums
+    gap = smooth_gap(torch.zeros(1, n), torch.tensor([[5]]), k, 1.0)
+    assert gap.item() == pytest.approx(np.log((n - k) / k), abs=2e-6)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

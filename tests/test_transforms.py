@@ -69,9 +69,24 @@ def test_gradient(loss, kind, k):
 @every_kind
 def test_gradient_by_the_tree(kind, monkeypatch):
     monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K", dict.fromkeys(LARGEST_K, 1))
+    monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K_OF_ONE_LABEL", 1)
     logits, function = a_case(SMOOTH[0], kind, reduction="none")
     assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
     assert gradgradcheck(function, logits, fast_mode=True)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 9])
+def test_gradient_with_a_middle(n, monkeypatch):
+    """Twice as many scores outside of the power sums as the list has, or all there are."""
+    monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K_IN_FLOAT32", 1)
+    logits = torch.randn(3, n, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, 1, n - 1])
+
+    def function(s):
+        return topklass.functional.smooth_topk_loss(s, target, 2, 0.5, reduction="none")
+
+    assert gradcheck(function, logits, check_forward_ad=True)
+    assert gradgradcheck(function, logits)
 
 
 @every_smooth_loss

@@ -4,6 +4,7 @@ Same algorithm as :func:`topklass.reference.power_sums.smooth_gap`, which proves
 
     k·∂/∂s_i = Σ_{j=1..k} (−1)^{j−1} u_i^j (S_{k−j}/S_k − S_{k−1−j}/S_{k−1})      (tail)
     k·∂/∂s_m = −v_m ∂/∂v_m (log S_k − log S_{k−1})                                (heads)
+    k·∂/∂s_l = w_l ∂/∂w_l (log S_k − log S_{k−1})                                 (middle)
     k·∂/∂s_y = −1                                                                 (label)
 
 The forward pass reads the logits once and keeps the tail u, from which the backward pass writes the
@@ -19,11 +20,13 @@ from torch import Tensor
 
 from topklass._transforms import needs_plain_backward, plain_backward
 from topklass.reference import power_sums
-from topklass.reference.power_sums import power_dtype, working_dtype
+from topklass.reference.power_sums import working_dtype
 
 LOG2_E = log2(e)
 BLOCK_ELEMENTS = 2**16
 """256 KB of float32: a block and its powers stay in a core's cache."""
+CONSTANTS_ELEMENTS = 2**22
+"""Numbers of float64 that the products of some rows may have: 32 MB."""
 CHUNK = 16
 """Scores of a chunk when the largest of a long row are searched."""
 
@@ -40,23 +43,20 @@ class _SmoothGap(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
         states, tails = [], []
         step = _block_rows(scores)
-        powers = scores.new_empty(0, dtype=power_dtype(scores.dtype, k))  # one for all blocks
+        powers = scores.new_empty(0, dtype=working_dtype(scores.dtype))  # one for all blocks
         for start in range(0, max(1, len(scores)), step):
             rows = slice(start, start + step)
             *state, tail = _block_state(scores[rows], labels[rows], k, k * tau, powers)
             states.append(state)
             if ctx.needs_input_grad[0]:
                 tails.append(tail)
-        all_heads, all_places, all_sums = zip(*states, strict=True)
-        heads, places, sums = torch.cat(all_heads), torch.cat(all_places), torch.cat(all_sums, 1)
-        wide = heads.to(sums.dtype)
-        inverted = (wide[:, -1:] - wide).t().div_(k * tau).exp_()
-        products = _head_products(_newton(sums), inverted)
-        lower, upper = products[-1, k:].unbind(0)
-        gap = (wide[:, -1:] - scores.gather(1, labels)).div_(k)
-        gap.add_((upper / lower).log_().unsqueeze(1), alpha=tau)
+        all_top, all_places, all_sums = zip(*states, strict=True)
+        top, places, sums = torch.cat(all_top), torch.cat(all_places), torch.cat(all_sums, 1)
+        wide = top.to(sums.dtype)
+        ratio, slopes = _constants(wide.t(), sums, k * tau, ctx.needs_input_grad[0])
+        gap = (wide[:, k - 1 : k] - scores.gather(1, labels)).div_(k)
+        gap.add_(ratio.log_().unsqueeze(1), alpha=tau)
         if ctx.needs_input_grad[0]:
-            slopes = _slopes(products, inverted, upper, lower)
             ctx.save_for_backward(scores, labels, places, slopes, *tails)
             ctx.k, ctx.tau = k, tau
         return gap
@@ -72,16 +72,16 @@ class _SmoothGap(torch.autograd.Function):
                 return power_sums.smooth_gap(s.to(working_dtype(s.dtype)), labels, k, tau)
 
             return plain_backward(plain, scores, gradient), None, None, None
-        dtype = power_dtype(scores.dtype, k)
+        dtype = working_dtype(scores.dtype)
         scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
-        tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
+        tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k:-1].t(), scaled[-1:].t()
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         step = _block_rows(scores)
         for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):
             rows = slice(start, start + step)
             out = result[rows]
             into = out if out.dtype == dtype else None
-            value = _polynomial(tail[:, rows], u[:, : out.shape[1]].to(dtype), into)
+            value = _polynomial(tail[:, rows], u[:, : out.shape[1]], into)
             value.scatter_(1, places[rows], top[rows])
             value.scatter_(1, labels[rows], of_label[rows])
             if into is None:
@@ -98,26 +98,26 @@ def _block_rows(scores: Tensor) -> int:
 def _block_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float, powers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Heads and their classes, (R, k), power sums of the tail, (k, R), and the tail.
+    """The largest scores and their classes, power sums of the tail, (k, R), and the tail.
 
     ``powers`` is scratch memory: fresh pages for every block would cost as much as the arithmetic.
     """
-    work = _padded(scores, k, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
-    heads, places = _largest(work, k)
-    heads.clamp_(min=power_sums.lowest_score(work))
-    # An absent head may lie in the padding; the gradient of such a row is 0 anyway.
+    kept = power_sums.kept_out(k, scores.shape[1])
+    work = _padded(scores, kept, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
+    top, places = _largest(work, kept)
+    top.clamp_(min=power_sums.lowest_score(work))
+    # An absent class may lie in the padding; the gradient of such a row is 0 anyway.
     places.clamp_(max=scores.shape[1] - 1)
     work.scatter_(1, places, -inf)
     # exp((s − t) / temperature), in base 2: more than twice as fast
-    work.sub_(heads[:, -1:]).mul_(LOG2_E / temperature).exp2_()
-    tail = work.to(power_dtype(scores.dtype, k))
-    sums = [tail.sum(1)]
+    work.sub_(top[:, k - 1 : k]).mul_(LOG2_E / temperature).exp2_()
+    sums = [work.sum(1)]
     if k > 1:
-        torch.mul(tail, tail, out=powers.resize_(tail.shape))
+        torch.mul(work, work, out=powers.resize_(work.shape))
         sums.append(powers.sum(1))
     for _ in range(k - 2):
-        sums.append(powers.mul_(tail).sum(1))
-    return heads, places, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
+        sums.append(powers.mul_(work).sum(1))
+    return top, places, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
 
 
 def _is_long(columns: int, k: int) -> bool:
@@ -165,33 +165,71 @@ def _newton(sums: Tensor) -> Tensor:
     return result
 
 
-def _head_products(q: Tensor, inverted: Tensor) -> Tensor:
-    """``Q(X)·Π_{i<m}(v_i + X)`` for m = 0..k, (k + 1, k + 2, R), each behind a leading 0."""
-    k, rows = inverted.shape
-    products = q.new_zeros(k + 1, k + 2, rows)
+def _constants(
+    top: Tensor, sums: Tensor, temperature: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """``S_k / S_{k−1}`` of the rows, (R), and if wanted the gradient's constants, see _slopes.
+
+    Args:
+        top: the largest scores of each row, descending, (m, R).
+        sums: power sums of the others, (k, R).
+        temperature: kτ.
+        wanted: whether the gradient is.
+    """
+    (kept, rows), k = top.shape, len(sums)
+    step = max(1, CONSTANTS_ELEMENTS // ((kept + 1) * (k + 2)))
+    ratios, slopes = [], []
+    for start in range(0, max(1, rows), step):
+        some, p = top[:, start : start + step], sums[:, start : start + step]
+        threshold = some[k - 1]
+        inverted = (threshold - some[:k]).div_(temperature).exp_()
+        middle = (some[k:] - threshold).div_(temperature).exp_()
+        products = _products(_newton(p), middle, inverted)
+        lower, upper = products[-1, k:].unbind(0)
+        ratios.append(upper / lower)
+        if wanted:
+            slopes.append(_slopes(products, middle, inverted))
+    return torch.cat(ratios), torch.cat(slopes, 1) if wanted else top
+
+
+def _products(q: Tensor, middle: Tensor, inverted: Tensor) -> Tensor:
+    """``Q(X)``, then with every further factor ``1 + w_l X`` and ``v_i + X``, (m + 1, k + 2, R).
+
+    Each stands behind a leading 0.
+    """
+    products = q.new_zeros(len(middle) + len(inverted) + 1, len(q) + 1, q.shape[1])
     shifted, plain = products[:, :-1].unbind(0), products[:, 1:].unbind(0)
     plain[0].copy_(q)
-    for i, v in enumerate(inverted.unbind(0)):
+    for i, w in enumerate(middle.unbind(0)):
+        torch.addcmul(plain[i], shifted[i], w, out=plain[i + 1])
+    for i, v in enumerate(inverted.unbind(0), len(middle)):
         torch.addcmul(shifted[i], plain[i], v, out=plain[i + 1])
     return products
 
 
-def _slopes(products: Tensor, inverted: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
-    """The gradient's row constants, (2k + 1, R): coefficients of the tail, heads, label."""
-    k, rows = inverted.shape
-    slopes = products.new_empty(2 * k + 1, rows)
+def _slopes(products: Tensor, middle: Tensor, inverted: Tensor) -> Tensor:
+    """The gradient's row constants, (k + m + 1, R): coefficients of the tail, top scores, label."""
+    (k, rows), others = inverted.shape, len(middle)
+    lower, upper = products[-1, k:].unbind(0)
+    slopes = products.new_empty(2 * k + others + 1, rows)
     below = products[-1, :-1].flip(0)  # S_{k−1} … S_0, S_{−1} = 0
     torch.div(below[:k], upper, out=slopes[:k]).sub_(below[1:].div_(lower))
     slopes[1:k:2].neg_()
 
     adjoints = torch.zeros_like(products)  # reverse mode; each product before a trailing 0
-    torch.reciprocal(lower, out=adjoints[k, k - 1])
-    torch.reciprocal(upper, out=adjoints[k, k]).neg_()
-    plain, shifted, v = adjoints[:, :-1].unbind(0), adjoints[:, 1:].unbind(0), inverted.unbind(0)
-    for i in range(k - 1, 0, -1):
-        torch.addcmul(shifted[i + 1], plain[i + 1], v[i], out=plain[i])
-    torch.sum(adjoints[1:, :-1].mul_(products[:-1, 1:]), 1, out=slopes[k : 2 * k]).mul_(inverted)
-    slopes[2 * k].fill_(-1.0)
+    torch.reciprocal(lower, out=adjoints[-1, k - 1])
+    torch.reciprocal(upper, out=adjoints[-1, k]).neg_()
+    plain, shifted = adjoints[:, :-1].unbind(0), adjoints[:, 1:].unbind(0)
+    factors = (*middle.unbind(0), *inverted.unbind(0))
+    for i in range(len(factors) - 1, 0, -1):
+        of_head = i >= others
+        kept, moved = (shifted, plain) if of_head else (plain, shifted)
+        torch.addcmul(kept[i + 1], moved[i + 1], factors[i], out=plain[i])
+    of_heads, of_middle = slopes[k : 2 * k], slopes[2 * k : -1]
+    past, before = adjoints[1:, :-1], products[:-1]
+    torch.sum(past[others:].mul_(before[others:, 1:]), 1, out=of_heads).mul_(inverted)
+    torch.sum(past[:others].mul_(before[:others, :-1]), 1, out=of_middle).mul_(middle).neg_()
+    slopes[-1].fill_(-1.0)
     return slopes
 
 

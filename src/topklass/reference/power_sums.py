@@ -15,16 +15,19 @@ overflows up to ``k = 32`` in float64, and ``σ_j(e) = exp(j·t) · Π_i exp(h_i
 ``(h, p)`` of a row has ``O(k)`` numbers.
 
 **Limits.** Newton's identities add with alternating signs: relative to ``σ_k`` the rounding of the
-power sums is amplified by at most 2^k/(k + 1), reached with k ties and one score just below. Beyond
-the limits below, :mod:`topklass.reference.tree` takes over. ``tests/test_accuracy.py`` measures
-both sides of each limit.
+power sums is amplified by at most 2^k/(k + 1), reached with k ties and one score just below. For
+one label, long lists take the 2k largest scores out of the tail: the threshold stays at the k-th,
+and the k scores below it, the *middle*, join by ``Q(X) · Π_i (1 + w_i X)``, ``w_i = exp(h_i − t) ≤
+1``. Then ``σ_k`` is so large that the amplification stays below 10, and float32 serves every k.
+Elsewhere, and where ``σ_k`` itself overflows, :mod:`topklass.reference.tree` takes over beyond the
+limits below. ``tests/test_accuracy.py`` measures both sides of each limit.
 
 The functions here are plain differentiable operations: autograd, forward mode, ``vmap`` and
 ``torch.compile`` go through them to any order. The threshold is detached everywhere because the
 results do not depend on it. A score of −inf is an *absent* class.
 """
 
-from math import inf
+from math import inf, lgamma
 from typing import NamedTuple
 
 import torch
@@ -37,6 +40,12 @@ LARGEST_K_IN_FLOAT32 = 10
 LARGEST_K = {torch.float32: 32, torch.float64: 12}
 """Power sums up to this k for scores of this precision: errors near 1e-7 and 1e-13."""
 
+LARGEST_K_OF_ONE_LABEL = 256
+"""For one label, the tree is faster beyond this k: the top scores take O(k²) operations."""
+
+LARGEST_LOG = 690.0
+"""Below the logarithm of the largest number of float64."""
+
 
 class Split(NamedTuple):
     """A row as heads and tail, both scaled by the threshold."""
@@ -44,23 +53,31 @@ class Split(NamedTuple):
     heads: Tensor
     """The largest scores in descending order, (…, m), never below :func:`lowest_score`."""
     places: Tensor
-    """Their classes, (…, m)."""
+    """The classes of heads and middle, (…, m + l)."""
     threshold: Tensor
     """The smallest head, detached, (…, 1)."""
     tail: Tensor
-    """``u = exp((s − threshold) / temperature)``, 0 at the heads, (…, n)."""
+    """``u = exp((s − threshold) / temperature)``, 0 at the heads and the middle, (…, n)."""
     inverted: Tensor
     """``v = exp((threshold − heads) / temperature)``, (…, m)."""
+    middle: Tensor
+    """``w = exp((s − threshold) / temperature)`` of the scores that follow the heads, (…, l)."""
 
 
-def split(scores: Tensor, count: int, temperature: float) -> Split:
-    """Take the ``count`` largest scores out of each row."""
-    heads, places = scores.topk(count, dim=-1)
-    heads = heads.clamp(min=lowest_score(scores))
-    threshold = heads[..., -1:].detach()
+def split(scores: Tensor, count: int, temperature: float, kept: int = 0) -> Split:
+    """Take the ``count`` largest scores out of each row as heads, and out of the tail ``kept``."""
+    top, places = scores.topk(max(count, kept), dim=-1)
+    top = top.clamp(min=lowest_score(scores))
+    heads, threshold = top[..., :count], top[..., count - 1 : count].detach()
     tail = ((scores.scatter(-1, places, -inf) - threshold) / temperature).exp()
     inverted = ((threshold - heads) / temperature).exp()
-    return Split(heads, places, threshold, tail, inverted)
+    middle = ((top[..., count:] - threshold) / temperature).exp()
+    return Split(heads, places, threshold, tail, inverted, middle)
+
+
+def kept_out(k: int, classes: int) -> int:
+    """How many of the largest scores are kept out of the power sums, for one label and this k."""
+    return min(k if k <= LARGEST_K_IN_FLOAT32 else 2 * k, classes)
 
 
 def lowest_score(scores: Tensor) -> float:
@@ -107,6 +124,13 @@ def with_heads(q: Tensor, inverted: Tensor) -> Tensor:
     return q
 
 
+def with_middle(q: Tensor, middle: Tensor) -> Tensor:
+    """``Q(X) · Π_i (1 + w_i X)``, truncated to the length of ``q``."""
+    for w in columns(middle):
+        q = q + w * shift(q)
+    return q
+
+
 def without_each_head(q: Tensor, inverted: Tensor, count: int) -> Tensor:
     """``Q(X) · Π_{i≠m} (v_i + X)`` for the first ``count`` heads m, (…, count, len(q))."""
     product = q.unsqueeze(-2).expand(*q.shape[:-1], count, q.shape[-1])
@@ -139,9 +163,10 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     """
     wide = wide_dtype(scores)
     label = scores.gather(-1, labels).to(wide)
-    row = split(scores.scatter(-1, labels, -inf), k, k * tau)
-    sums = power_sums(row.tail.to(power_dtype(scores.dtype, k)), k).to(wide)
-    s = with_heads(newton(sums), row.inverted.to(wide))
+    kept = kept_out(k, scores.shape[-1])
+    row = split(scores.scatter(-1, labels, -inf), k, k * tau, kept)
+    q = with_middle(newton(power_sums(row.tail, k).to(wide)), row.middle.to(wide))
+    s = with_heads(q, row.inverted.to(wide))
     return (row.threshold.to(wide) - label) / k + tau * (s[..., k:] / s[..., k - 1 : k]).log()
 
 
@@ -240,6 +265,12 @@ def power_dtype(dtype: torch.dtype, k: int) -> torch.dtype:
 def wide_dtype(tensor: Tensor) -> torch.dtype:
     """Float64 where the device has it: row constants are few, and their digits matter."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def serves_one_label(k: int, classes: int, device: torch.device) -> bool:
+    """Whether :func:`smooth_gap` is fast, and ``S_k``, at most C(n, k), does not overflow."""
+    subsets = lgamma(classes + 1) - lgamma(k + 1) - lgamma(classes - k + 1)
+    return device.type != "mps" and k <= LARGEST_K_OF_ONE_LABEL and subsets < LARGEST_LOG
 
 
 def is_accurate(k: int, dtype: torch.dtype, device: torch.device) -> bool:
