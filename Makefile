@@ -50,7 +50,8 @@ format: $(DEV) ## fix and format the code with ruff
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-docs: $(DOCS) ## build the site into site/; a broken link is an error
+docs: $(DEV) $(DOCS) ## build the site into site/; a broken link is an error
+	$(PYTEST) tests/test_site.py tools/site_pages.py tools/site_docstrings.py
 	$(BIN)/mkdocs build --strict --quiet
 
 wheel: $(DEV) ## build sdist and wheel, check both, try the wheel with PyTorch alone

@@ -34,8 +34,18 @@ class MarkdownDocstrings(Extension):
         names = {}
         for path in reversed(PUBLIC):
             module = pkg if path == pkg.path else pkg[path.removeprefix(f"{pkg.path}.")]
-            names |= {name: f"{path}.{name}" for name in module.exports or module.members}
+            exported = [str(name) for name in module.exports or module.members]
+            names |= {name: f"{path}.{name}" for name in exported}
+            for name in exported:
+                prefer_function(module, name)
         rewrite(pkg, names)
+
+
+def prefer_function(module: Module, name: str) -> None:
+    """Let a name that a function shares with the file that defines it be the function."""
+    member = module.members.get(name)
+    if isinstance(member, Module) and name in member.members:
+        module.set_member(name, Alias(name, target=member.members[name], parent=module))
 
 
 def rewrite(parent: Object, names: Mapping[str, str]) -> None:

@@ -16,9 +16,7 @@ from mkdocs.exceptions import PluginError
 
 REPOSITORY = "https://github.com/topklass/topklass/blob/main"
 COMMAND_HELP = "<!-- topklass --help -->"
-FORMULA = re.compile(
-    r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL
-)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
 LINK = re.compile(r"\]\(((?:\.\./)+[^)\s]+)\)")
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]*"""
@@ -68,14 +66,15 @@ def with_formulas(html: str) -> str:
 
     Example:
         >>> with_formulas(r'<span class="arithmatex">\(k \lt n\)</span>')
-        '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>k</mi>...</math>'
+        '<math ... display="inline"><mrow><mi>k</mi><mo>&#x0003C;</mo><mi>n</mi></mrow></math>'
     """
 
-    def formula(match: re.Match[str]) -> str:
+    def mathml(match: re.Match[str]) -> str:
         display = "block" if match[1] == "div" else "inline"
-        return convert(unescape(match[2]).strip(), display=display)
+        formula = convert(unescape(match[2]).strip(), display=display)
+        return formula.replace("&#x029F5;", "∖")  # \setminus by a character that fonts have
 
-    return FORMULA.sub(formula, html)
+    return FORMULA.sub(mathml, html)
 
 
 def command_help() -> str:
