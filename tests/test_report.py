@@ -14,7 +14,7 @@ from PIL import Image
 from finished_runs import CLASSES, RECIPE, write_run, write_runs
 from test_cli import run, write_patterns
 from topklass.report import write_report
-from topklass.report.colours import COLOURS, DARK_PAGE, LIGHT_PAGE, styles
+from topklass.report.colours import COLOURS, PAIRS, styles
 from topklass.report.examples import IMAGES, choose, png
 from topklass.report.figures import by_class, curves
 from topklass.train import LOSSES, compare
@@ -225,9 +225,10 @@ def test_png(picture, size):
 def test_colours(tmp_path):
     """Every loss has its own; lines stand out from both pages (WCAG 2.2: 3 to 1)."""
     assert list(COLOURS) == list(LOSSES)
-    for light, dark in COLOURS.values():
-        assert contrast(light, LIGHT_PAGE) > 3
-        assert contrast(dark, DARK_PAGE) > 3
+    for name, (light, dark) in PAIRS.items():
+        if name not in ("page", "rule", "soft"):
+            assert contrast(light, PAIRS["page"][0]) > 3
+            assert contrast(dark, PAIRS["page"][1]) > 3
     alone = compare(write_runs(tmp_path, "focal", [0.5]))
     runs = write_runs(tmp_path / "x", "focal", [0.5]) + write_runs(tmp_path, "hinge", [0.5])
     runs += write_runs(tmp_path, "hinge", [0.5], margin=2.0)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from topklass.train.comparison import Comparison
 
-LIGHT_PAGE, DARK_PAGE = "#ffffff", "#16181d"
+THEME = {
+    "page": ("#ffffff", "#16181d"),
+    "ink": ("#1c1f24", "#e6e8ec"),
+    "quiet": ("#565d68", "#a4abb6"),
+    "rule": ("#d5d9df", "#3a3f48"),
+    "soft": ("#f3f5f8", "#20242b"),
+    "right": ("#0b6b3a", "#5fd394"),
+}
+"""Of pages: on a light one, and on a dark one."""
 COLOURS = {
     "short-list": ("#b8005c", "#ff7ab8"),
     "cross-entropy": ("#33373d", "#d7dbe2"),
@@ -21,6 +30,17 @@ COLOURS = {
     "focal": ("#526b08", "#a9cc4a"),
 }
 """By loss: on a light page, and on a dark one."""
+SHADES = {
+    "shade-0": ("#0d0887", "#bf3984"),
+    "shade-1": ("#43039e", "#d45270"),
+    "shade-2": ("#6e00a8", "#e56b5d"),
+    "shade-3": ("#9511a1", "#f3874a"),
+    "shade-4": ("#b6308b", "#fca537"),
+    "shade-5": ("#d14e72", "#fdc827"),
+    "shade-6": ("#e76e5b", "#f4ed27"),
+}
+"""For values of one setting, from low to high (the colour map plasma)."""
+PAIRS = {**THEME, **COLOURS, **SHADES}
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v")
 """They tell groups of the same loss apart."""
@@ -47,11 +67,11 @@ def styles(comparison: Comparison) -> list[Style]:
     return chosen
 
 
-def variable(loss: str) -> str:
-    """Name of the loss's colour in CSS."""
-    return f"--{loss}"
+def variable(name: str) -> str:
+    """The colour of a loss, or of a part of a page, in CSS."""
+    return f"var(--{name})"
 
 
-def variables(dark: bool) -> str:
-    """Definitions of all colours in CSS."""
-    return " ".join(f"{variable(loss)}: {pair[dark]};" for loss, pair in COLOURS.items())
+def variables(names: Iterable[str], dark: bool) -> str:
+    """Definitions of these colours in CSS."""
+    return " ".join(f"--{name}: {PAIRS[name][dark]};" for name in names)

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from topklass._files import write_whole
-from topklass.report.colours import DARK_PAGE, LIGHT_PAGE, variables
+from topklass.report.colours import COLOURS, THEME, variables
 from topklass.report.examples import examples
 from topklass.report.figures import pictures, swatches
 from topklass.train.comparison import OF_LOSS, Comparison
@@ -60,10 +60,8 @@ def contents(comparison: Comparison) -> dict[str, Any]:
         "run_titles": ("run", "loss", *comparison.differing, "seed", "best epoch", "time"),
         "made_with": made_with(comparison),
         "colours": {
-            "light": variables(dark=False),
-            "dark": variables(dark=True),
-            "light_page": LIGHT_PAGE,
-            "dark_page": DARK_PAGE,
+            "light": variables({**THEME, **COLOURS}, dark=False),
+            "dark": variables({**THEME, **COLOURS}, dark=True),
         },
     }
 
