@@ -14,6 +14,7 @@ PIP    := -m pip --disable-pip-version-check install --quiet
 TRAIN  := $(VENV)/.installed-train
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
+OTHERS := $(VENV)/.installed-integrations
 CODE   := $(wildcard src tests examples benchmarks experiments tools)
 
 # The development install includes the training one.
@@ -33,7 +34,7 @@ test: lint ## lint, check types and run the quick tests (PYTEST_ARGS="-k smooth"
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" || [ $$? -eq 5 ]
 
-test-slow: $(DEV) ## run the slow tests
+test-slow: $(OTHERS) ## run the slow tests, also with programs of others
 	$(PYTEST) -m slow || [ $$? -eq 5 ]
 	TRITON_INTERPRET=1 $(PYTEST) -m slow || [ $$? -eq 5 ]
 
@@ -85,6 +86,11 @@ $(DOCS): pyproject.toml | $(BIN)/python
 	@echo "Installing topklass and what builds its site into $(VENV) ..."
 	$(BIN)/python $(PIP) -e ".[docs]"
 	@touch $@
+
+$(OTHERS): pyproject.toml | $(BIN)/python
+	@echo "Installing topklass, its development tools and the programs of others into $(VENV) ..."
+	$(BIN)/python $(PIP) -e ".[dev,integrations]"
+	@touch $(DEV) $@
 
 $(OLDEST)/.installed: pyproject.toml
 	@echo "Installing topklass with PyTorch 2.6 into $(OLDEST) ..."
