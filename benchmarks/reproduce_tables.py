@@ -1,6 +1,8 @@
 """The papers' experiments, from records of ``python -m experiments`` in ``results/reproduce``."""
 
+import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 from rich.table import Table
@@ -8,25 +10,19 @@ from rich.table import Table
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
 from experiments.catalogue import EXPERIMENTS
-from experiments.cells import METHOD, Results
 from experiments.experiment import Experiment, Record, load_record, record_path
-from experiments.protocol import made_by, made_where
-from experiments.tables import spread
+from experiments.protocol import made_by
 from experiments.training import TrainingExperiment
 
 RECORDS = RESULTS / "reproduce"
 IMAGES = ROOT / "docs" / "images" / "reproduce"
 PRESETS = ("paper", "fast")
 NOT_RUN = "Not run yet."
-COMPARED = ("cross-entropy", "smooth", "noised exact", "noised exact ε = 1")
-"""Methods of the small table."""
 
 
 def tables() -> Iterator[tuple[str, str]]:
     """The text of every experiment, by the name of its pair of comments."""
     yield "reproduce", overview()
-    if short := label_noise():
-        yield "reproduce-short", short
     for name, experiment in EXPERIMENTS.items():
         yield f"reproduce-{name}", text(experiment)
     yield from choosing()
@@ -44,29 +40,6 @@ def overview() -> str:
         found = "; ".join(map(state, records(experiment))) or "not run"
         rows.append((f"`{name}`", "; ".join(experiment.papers), found))
     return table(("experiment", "what it repeats", "state"), rows)
-
-
-def label_noise() -> str:
-    """The main result in a small table: top-5 accuracy by noise, beside the papers' best."""
-    experiment = EXPERIMENTS["cifar100-noise"]
-    assert isinstance(experiment, TrainingExperiment)
-    path = record_path(RECORDS, experiment.name, "fast")
-    if not path.exists():
-        return ""
-    record, where = load_record(path), {"noise_kind": "block"}
-    results = Results(experiment.plan, record)
-    rows, part = [], {"where": where, "methods": list(COMPARED)}
-    for p in results.values("noise", part):
-        cells = {
-            method: results.cell({**where, "noise": p, METHOD: method}, "test top-5")
-            for method in experiment.plan.methods
-        }
-        ours = [cells[method].ours for method in COMPARED]
-        if any(ours):
-            best = max((each.value for cell in cells.values() for each in cell.papers), default=0)
-            shown = ["–" if each is None else f"{spread(each)} ({each.n})" for each in ours]
-            rows.append((f"{p:g}", f"{best:.2f}" if best else "–", *shown))
-    return table(("p", "papers' best", *COMPARED), rows) + "\n\n" + made_where(record)
 
 
 def choosing() -> Iterator[tuple[str, str]]:
@@ -93,11 +66,7 @@ def text(experiment: Experiment) -> str:
     parts = []
     for record in records(experiment):
         parts += [made_by(record), *map(markdown, experiment.show(record))]
-        for path in experiment.draw(record, IMAGES):
-            if path.suffix == ".svg":
-                parts.append(image(path))
-            else:
-                path.unlink()  # one of each is enough
+        parts += map(image, experiment.draw(record, IMAGES))
     if not parts:
         parts = [NOT_RUN]
         if isinstance(experiment, TrainingExperiment) and experiment.plan.published:
@@ -106,7 +75,9 @@ def text(experiment: Experiment) -> str:
 
 
 def image(path: Path) -> str:
-    return f"![{path.stem}](images/reproduce/{path.name})"
+    """A figure, with its title for those who do not see it."""
+    titles = re.findall("<title>(.*?)</title>", path.read_text("utf-8"))
+    return f"![{unescape(titles[0])}](images/reproduce/{path.name})"
 
 
 def markdown(shown_table: Table) -> str:

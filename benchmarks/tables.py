@@ -48,8 +48,8 @@ def main() -> None:
         if after != before:
             path.write_text(after)
             print(f"{path.relative_to(ROOT)}: tables changed")
-    if find_spec("matplotlib") is None:
-        print("matplotlib is not installed (pip install 'topklass[bench]'): no plots")
+    if find_spec("lightning") is None:
+        print("lightning is not installed (pip install 'topklass[train]'): no plots")
         return
     from benchmarks import plots
 

@@ -101,7 +101,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def draw(self, record: Record, folder: Path) -> list[Path]:
-        """Draw the figures of a record as SVG and PNG files in that folder; returns their paths."""
+        """Draw the figures of a record as SVG files in that folder; returns their paths."""
 
 
 def device() -> torch.device:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from math import nan
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -19,16 +18,18 @@ from experiments.experiment import Record
 from experiments.gains_figure import gains_figure
 from experiments.metrics import GRADIENT, NON_ZERO
 from experiments.plan import Plan, Settings
+from experiments.style import LOOK, WIDTH, headed, label_ends, legend_below, save
 from experiments.tables import title_of
-from topklass.report.colours import COLOURS, MARKERS
-from topklass.report.svg import SETTINGS
+from topklass.report.colours import COLOURS, MARKERS, SHADES
+from topklass.report.svg import QUIET
 from topklass.train.statistics import Estimate, estimate
 
-SIZE = (6.4, 3.8)
-FORMATS = ("svg", "png")
-LOOK = {**SETTINGS, "grid.color": "#d9dce1"}
-EVEN = 8
+HEIGHT = 3.2
+"""Inches."""
+EVEN = 4
 """Places whose largest gap is this many times the smallest one are drawn at even distances."""
+SHORT = {"0.0001": "10⁻⁴"}
+"""Of numbers below an axis."""
 MARKS = (*MARKERS, "P", "X")
 MARKED = 8
 """So many points of a curve have a marker."""
@@ -43,8 +44,8 @@ def draw_figures(plan: Plan, record: Record, folder: Path) -> list[Path]:
     for part in plan.figures:
         with matplotlib.rc_context(LOOK):
             figure = _draw(results, part)
-        if figure is not None:
-            files += save(figure, folder, f"{plan.name}-{part['file']}")
+            if figure is not None:
+                files.append(save(figure, folder, f"{plan.name}-{part['file']}", part["title"]))
     return files
 
 
@@ -54,24 +55,12 @@ def _draw(results: Results, part: Settings) -> Figure | None:
     return _curves(results, part) if "curve" in part else _metric(results, part)
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure in all formats; the same figure makes the same file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{each}" for each in FORMATS]
-    with matplotlib.rc_context({**LOOK, "svg.hashsalt": name}):
-        for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, dpi=150, metadata=metadata)
-    return paths
-
-
 def _metric(results: Results, part: Settings) -> Figure | None:
     """A metric against a setting; hollow points are the papers'."""
     axis, metric = part["x"], part["metric"]
     by_method = axis != METHOD
     lines = results.values(METHOD, part) if by_method else [part["title"]]
     values = results.values(axis, part)
-    place = places(values)
     figure, axes = _axes(results, part["title"], named_axis(axis), _unit(metric))
     cells = {
         line: {
@@ -84,18 +73,21 @@ def _metric(results: Results, part: Settings) -> Figure | None:
         for line in lines
     }
     run = [value for value in values if any(each[value].ours for each in cells.values())]
+    known = [v for v in values if v in run or any(each[v].papers for each in cells.values())]
+    place = places(known)
     for line, look in zip(lines, _looks(results.plan, lines), strict=True):
         ours = [(place[value], cells[line][value].ours) for value in run]
         _line(axes, ours, str(line) if by_method else "ours", look)
-        papers: dict[str, list[tuple[float, float]]] = {}
-        for value, cell in cells[line].items():
-            for number in cell.papers:
-                papers.setdefault(number.paper, []).append((place[value], number.value))
-        for paper, points in papers.items():
-            first = paper == results.numbers[0].paper
-            _published(axes, points, f"{line}, {paper}" if by_method else paper, look, first)
-    name, ticks = shared_name([named(value, axis) for value in values])
-    axes.set_xticks(list(place.values()), ticks)
+        for value in known:
+            for number in cells[line][value].papers:
+                first = number.paper == results.numbers[0].paper
+                _published(axes, place[value], number.value, look, first)
+    papers = {n.paper for each in cells.values() for cell in each.values() for n in cell.papers}
+    for paper in sorted(papers):  # what hollow points are
+        first = paper == results.numbers[0].paper
+        _published(axes, nan, nan, {"color": QUIET, "marker": "o"}, first, paper)
+    name, ticks = shared_name([named(value, axis) for value in run])
+    axes.set_xticks([place[value] for value in run], [SHORT.get(tick, tick) for tick in ticks])
     if name:
         axes.set_xlabel(name)
     drawn = [sum(cell.ours is not None for cell in each.values()) for each in cells.values()]
@@ -159,8 +151,8 @@ def _looks(plan: Plan, lines: Sequence[object]) -> list[dict[str, Any]]:
     markers = [MARKS[number % len(MARKS)] for number in range(len(lines))]
     before = [losses[:number].count(loss) for number, loss in enumerate(losses)]
     if max(before, default=0) >= len(STYLES) or not set(losses) <= set(COLOURS):
-        shades = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(lines)).numpy())
-        return [{"color": c, "marker": m} for c, m in zip(shades, markers, strict=True)]
+        shades = cycle([light for light, _ in SHADES.values()])
+        return [{"color": c, "marker": m} for c, m in zip(shades, markers, strict=False)]
     return [
         {"color": COLOURS[str(loss)][0], "linestyle": STYLES[number], "marker": marker}
         for loss, number, marker in zip(losses, before, markers, strict=True)
@@ -173,11 +165,11 @@ def _axes(results: Results, title: str, horizontal: str, vertical: str) -> tuple
     shared = [protocol["model"]] if "model" in protocol else []
     if "epochs" in protocol:
         shared.append(f"{protocol['epochs']} epoch{'s' * (protocol['epochs'] != 1)}")
-    title += "\n" + ", ".join([f"ours: preset {results.record['preset']}", *shared])
-    figure = Figure(figsize=SIZE, layout="constrained")
+    below = ", ".join([f"ours: preset {results.record['preset']}", *shared])
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    headed(figure, title, below)
     axes = figure.subplots()
     axes.set(xlabel=horizontal, ylabel=vertical)
-    axes.set_title(title, fontsize=10)
     return figure, axes
 
 
@@ -198,25 +190,23 @@ def _line(
 
 
 def _published(
-    axes: Axes, points: list[tuple[float, float]], label: str, look: Any, first: bool
+    axes: Axes, x: float, y: float, look: Any, first: bool, label: str | None = None
 ) -> None:
-    """Hollow points, those of the second paper smaller."""
-    x, y = zip(*points, strict=True)
-    edge = {"edgecolors": look["color"], "marker": look["marker"]}
-    axes.scatter(x, y, s=34 if first else 12, facecolors="none", label=label, zorder=3, **edge)
+    """A hollow point, smaller for the second paper."""
+    edge = {"edgecolors": look["color"], "marker": look["marker"], "label": label}
+    axes.scatter([x], [y], s=34 if first else 12, facecolors="none", zorder=3, **edge)
 
 
 def _unit(metric: str) -> str:
     return "scores" if metric == NON_ZERO else f"{title_of(metric)}, %"
 
 
-def legend_beside(axes: Axes) -> None:
-    """A legend that covers nothing."""
-    beside = (1.0, 0.5)
-    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=beside, handlelength=3)
-
-
 def _finished(figure: Figure, axes: Axes) -> Figure:
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        legend_beside(axes)
+    """With names beside lines, and below what hollow points are."""
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    hollow = [each for each in axes.collections if not str(each.get_label()).startswith("_")]
+    if hollow:
+        legend_below(figure, hollow)
+    if len(lines) > 1 or hollow:
+        label_ends(figure, axes, lines)
     return figure

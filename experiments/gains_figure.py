@@ -11,12 +11,13 @@ from matplotlib.lines import Line2D
 from experiments.cells import METHOD, Results
 from experiments.gains import Gains
 from experiments.plan import CASE, Plan, Settings
+from experiments.style import WIDTH, headed
 from topklass.report.colours import COLOURS
+from topklass.report.svg import PAGE, QUIET
 
-SIZE, HEIGHTS = (5.0, 7.2), (5, 2)
-"""Narrow, for a phone; the legends are below."""
+HEIGHT, RATIOS = 6.6, (5, 2)
+"""Inches, and how axes and the legends below share them."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
-PALE = "#6b7280"
 ROOM = 0.25
 """Share of an axis that is at least on either side of 0."""
 
@@ -39,8 +40,8 @@ def gains_figure(results: Results, part: Settings) -> Figure | None:
     }
     if not points:
         return None
-    figure = Figure(figsize=SIZE, layout="constrained")
-    axes, below = figure.subplots(2, height_ratios=HEIGHTS)
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes, below = figure.subplots(2, height_ratios=RATIOS)
     colour, mark = colours(results.plan, methods), dict(zip(cases, cycle(MARKS), strict=False))
     for (case, method), (x, y) in points.items():
         axes.errorbar(
@@ -53,16 +54,16 @@ def gains_figure(results: Results, part: Settings) -> Figure | None:
             linestyle="none",
             marker=mark[case],
             markersize=_size(mark[case]),
-            markeredgecolor="white",
+            markeredgecolor=PAGE,
             markeredgewidth=0.5,
         )
     _quadrants(axes, *(metric.partition(" ")[2] for metric in part["metrics"]))
-    axes.set_title(f"{part['title']}\npreset {results.record['preset']}", fontsize=10)
+    headed(figure, part["title"], f"preset {results.record['preset']}")
     drawn = {each for point in points for each in point}
     losses = [_key(each, "o", colour[each]) for each in methods if each in drawn]
-    data = [_key(each, mark[each], PALE) for each in cases if each in drawn]
+    data = [_key(each, mark[each], QUIET) for each in cases if each in drawn]
     below.axis("off")
-    look = {"fontsize": 8.5, "frameon": False, "alignment": "left", "handletextpad": 0.2}
+    look = {"alignment": "left", "handletextpad": 0.2}
     look |= {"borderpad": 0, "borderaxespad": 0}
     below.add_artist(below.legend(handles=losses, title="loss", loc="upper left", **look))
     below.legend(handles=data, title="data", loc="upper right", **look)
@@ -78,13 +79,13 @@ def colours(plan: Plan, methods: list[str]) -> dict[str, str]:
             chosen[method] = COLOURS[loss][0]
     free = [pair[0] for pair in COLOURS.values() if pair[0] not in chosen.values()]
     others = [method for method in methods if method not in chosen]
-    return {**chosen, **dict(zip(others, cycle(free or [PALE]), strict=False))}
+    return {**chosen, **dict(zip(others, cycle(free or [QUIET]), strict=False))}
 
 
 def _quadrants(axes: Axes, across: str, up: str) -> None:
     """Lines at 0, and a word in each corner."""
-    axes.axhline(0, color=PALE, linewidth=1, zorder=1)
-    axes.axvline(0, color=PALE, linewidth=1, zorder=1)
+    axes.axhline(0, color=QUIET, linewidth=1, zorder=1)
+    axes.axvline(0, color=QUIET, linewidth=1, zorder=1)
     axes.margins(0.1)
     for get, put in ((axes.get_xlim, axes.set_xlim), (axes.get_ylim, axes.set_ylim)):
         low, high = get()  # each quadrant has room for its name
@@ -104,7 +105,7 @@ def _quadrants(axes: Axes, across: str, up: str) -> None:
             textcoords="offset points",
             ha="right" if x else "left",
             va="top" if y else "bottom",
-            color=PALE,
+            color=QUIET,
             style="italic",
             zorder=4,
         )

@@ -8,17 +8,22 @@ light pages: the file has those for dark pages too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, log10
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.transforms import offset_copy
 
 from topklass._files import write_whole
-from topklass.report.svg import QUIET, SETTINGS, standalone
+from topklass.report.svg import SETTINGS, standalone
 
 WIDTH = 4.4
 """Inches."""
@@ -41,6 +46,7 @@ ROOM = 12
 """Points between axes and labels."""
 LEADER = {"arrowstyle": "-", "lw": 0.6, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
 """From a label to its line."""
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def save(figure: Figure, folder: Path, name: str, alt: str) -> Path:
@@ -67,24 +73,33 @@ def label_ends(figure: Figure, axes: Axes, lines: Sequence[Line2D]) -> None:
         lines: with labels.
     """
     figure.draw_without_rendering()  # such that places are known
-    ends = {line: [xy for xy in line.get_xydata() if isfinite(xy[1])][-1] for line in lines}
-    to_points, box = 72 / figure.dpi, axes.get_window_extent()
-    last = {line: axes.transData.transform(end) * to_points for line, end in ends.items()}
-    order = sorted(lines, key=lambda line: float(last[line][1]))
-    gap, low, high = SMALL * LINE_HEIGHT, box.y0 * to_points, box.y1 * to_points
-    places = spread_out([float(last[line][1]) for line in order], gap, low, high)
-    for line, y in zip(order, places, strict=True):
+    ends = {line: last_point(line) for line in lines}
+    to_axes = axes.transData - axes.transAxes
+    heights = {line: float(to_axes.transform(end)[1]) for line, end in ends.items()}
+    order = sorted(lines, key=heights.__getitem__)
+    gap = SMALL * LINE_HEIGHT / 72 * figure.dpi / axes.get_window_extent().height
+    beside = offset_copy(axes.transAxes, figure, x=ROOM, units="points")
+    right = max(x for x, _ in ends.values())
+    places = spread_out([heights[line] for line in order], gap, 0, 1)
+    for line, height in zip(order, places, strict=True):
+        dash = "-" if ends[line][0] == right else ":"
         axes.annotate(
             str(line.get_label()),
             ends[line],
-            (box.x1 * to_points + ROOM - last[line][0], y - last[line][1]),
-            textcoords="offset points",
+            (1, height),
+            textcoords=beside,
             color=line.get_color(),
             fontsize=SMALL,
             va="center",
             annotation_clip=False,
-            arrowprops={"color": line.get_color(), **LEADER},
+            arrowprops={"color": line.get_color(), "linestyle": dash, **LEADER},
         )
+
+
+def last_point(line: Line2D) -> tuple[float, float]:
+    """Where a line ends; it may be broken."""
+    x, y = (np.asarray(each, float).tolist() for each in line.get_data())
+    return [point for point in zip(x, y, strict=True) if isfinite(point[1])][-1]
 
 
 def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -106,15 +121,36 @@ def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> 
     return [float(first + number * gap) for number, first in enumerate(firsts)]
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 2) -> None:
+def legend_below(figure: Figure, handles: Sequence[Artist], columns: int = 2) -> None:
     """A legend that covers nothing and takes no width."""
-    handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles,
-        labels,
+        handles=list(handles),
         loc="outside lower left",
         ncols=columns,
-        handlelength=2.5,
+        handlelength=1.5,
         columnspacing=1.2,
-        labelcolor=QUIET,
+        borderaxespad=0,
     )
+
+
+def headed(figure: Figure, title: str, below: str = "") -> None:
+    """Write a title, and a line below it that matters less."""
+    text = f"{title}\n{below}".strip()
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, linespacing=1.3)
+
+
+def powers(axis: Axis) -> None:
+    """Label a logarithmic axis with powers of ten, as plain text.
+
+    Example:
+        >>> power(1e-4), power(1.0), power(1e3)
+        ('10⁻⁴', '1', '10³')
+    """
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def power(value: float) -> str:
+    """A power of ten."""
+    exponent = round(log10(value))
+    return f"{value:g}" if exponent in (0, 1) else "10" + str(exponent).translate(RAISED)

@@ -130,7 +130,7 @@ def test_smoke(tmp_path):
         EXPERIMENT.run(Request("smoke", tmp_path))
     path.write_text(written)
     drawn = EXPERIMENT.draw(record, tmp_path)
-    assert [each.name for each in drawn] == ["epoch-time.svg", "epoch-time.png"]
+    assert [each.name for each in drawn] == ["epoch-time.svg"]
 
 
 def test_tables_say_how_much_longer_and_what_is_missing():

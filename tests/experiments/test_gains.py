@@ -170,7 +170,7 @@ def test_a_figure_of_gains(results, tmp_path):
     text += "[test top-1, test top-2]}]\n"
     experiment = TrainingExperiment(case_plan(text))
     drawn = [path.name for path in experiment.draw(results.record, tmp_path)]
-    assert drawn == ["toy-gains.svg", "toy-gains.png"]
+    assert drawn == ["toy-gains.svg"]
 
 
 def test_all_quadrants_have_room_for_their_names():

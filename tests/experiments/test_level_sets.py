@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import figures, level_sets_figures
+from experiments import level_sets_figures
 from experiments.catalogue import EXPERIMENTS
 from experiments.experiment import RECORD, Request, load_record
 from experiments.landscapes import LABEL, SIZE, landscape, rescaled, simplex
@@ -146,7 +146,6 @@ def test_the_same_twice(record, tmp_path):
 def test_figures_are_made_from_the_record_alone(record, tmp_path, monkeypatch):
     assert list(level_sets_figures.TITLES) == list("1645")
     monkeypatch.setattr(level_sets_figures, "TITLES", {"1": "Figure 1"})
-    monkeypatch.setattr(figures, "FORMATS", ("svg",))
     (drawn,) = EXPERIMENT.draw(json.loads(json.dumps(record)), tmp_path / "figures")
     assert drawn.name == "level-sets-figure-1.svg"
     text = drawn.read_text()

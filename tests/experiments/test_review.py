@@ -88,7 +88,7 @@ def test_tables_and_figures(record, tmp_path):
     assert [BARE, "0.001", "0", "1", "160", "0", "100 %"] in cells
     assert ["topklass", "1", "0", "–", "0", "0", "0 %"] in cells
     drawn = EXPERIMENT.draw(record, tmp_path)
-    assert [path.name for path in drawn] == ["review-accuracy.svg", "review-accuracy.png"]
+    assert [path.name for path in drawn] == ["review-accuracy.svg"]
 
 
 def test_before_anything_is_run():
