@@ -21,7 +21,7 @@ LAYERS = [
     ["data", "models"],
     ["_provenance"],  # records the version
     ["topklass"],  # __init__.py: what users import
-    ["integrations", "metrics"],
+    ["compat", "integrations", "metrics"],
     ["sets", "distributed"],
     ["prediction"],
     ["longtail"],

@@ -9,7 +9,7 @@ tensor(0.6931)
 from importlib import import_module
 from types import ModuleType
 
-from topklass import functional, integrations
+from topklass import compat, functional, integrations
 from topklass.dispatch import use_backend
 from topklass.functional import topk_accuracy
 from topklass.linear_losses import LinearSmoothTopKLoss, LinearTopKCrossEntropyLoss
@@ -59,6 +59,7 @@ __all__ = [
     "TopKSets",
     "class_margins",
     "class_weights",
+    "compat",
     "expected_topk",
     "functional",
     "integrations",
