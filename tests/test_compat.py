@@ -77,6 +77,18 @@ def test_no_jump_where_the_published_code_switches():
         assert 0 < below - above < 1e-6
 
 
+def test_what_the_switch_changes_for_two_classes():
+    """Less than 0.003 at τ = 1, the case of pathology code."""
+    gaps = math.log(1e3) + torch.arange(0, 20, 0.01, dtype=torch.float64)
+    scores, zeros = torch.stack([gaps, 0 * gaps], 1), torch.zeros(len(gaps), dtype=torch.long)
+    smooth, hard = compat.SmoothTop1SVM(2), compat.MaxTop1SVM(2)
+    smooth.reduction = hard.reduction = "none"
+    for labels in (zeros, zeros + 1):
+        change = smooth(scores, labels) - hard(scores, labels)
+        assert change.min() > 0
+        assert change.max() < 0.003
+
+
 def test_absent_classes_and_one_class_more_than_guesses():
     scores = torch.tensor([[0.5, 1.0, -1.0, 2.0, 0.0, 3.0]])
     absent = torch.cat([scores, torch.full((1, 2), -math.inf)], 1)
