@@ -1,26 +1,20 @@
 """The report in a real browser: offline, without errors, nothing wider than a phone."""
 
-import json
 import re
-import shutil
-import subprocess
-from html import unescape
 from pathlib import Path
 
 import pytest
 import torch
 
+from browser import ask, browse, needs_browser
 from finished_runs import CLASSES, write_runs
 from topklass.report import examples as grid
 from topklass.report import write_report
 from topklass.train import compare
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), "")
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 PHONE, DESK = 360, 1200
 MEASURE = """
-<script>
 addEventListener("load", () => {
   document.querySelectorAll("details").forEach(each => { each.open = true; });
   const box = each => each.getBoundingClientRect();
@@ -42,13 +36,6 @@ addEventListener("load", () => {
     loaded: performance.getEntriesByType("resource").map(each => each.name),
   }, "*");
 });
-</script>
-"""
-FRAME = """<!doctype html><meta charset="utf-8"><pre id="found"></pre>
-<script>
-addEventListener("message", event => { found.textContent += JSON.stringify(event.data) + "\\n"; });
-</script>
-<iframe src="page.html" style="border: 0" width="WIDTH" height="800"></iframe>
 """
 
 
@@ -70,36 +57,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def browse(url: str, folder: Path, *options: str) -> tuple[str, str]:
-    """What the browser made of a page, and what it said."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    command += ["--no-first-run", "--disable-extensions", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--enable-logging=stderr", "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    command += ["--virtual-time-budget=5000", *options, "--dump-dom", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout, done.stderr
-
-
 def measured(page: Path, folder: Path, width: int, *options: str) -> dict:
-    """What a script finds on a copy of the page in a window of that width.
-
-    The window is a frame: the browser's own is never narrower than 500 pixels.
-    """
+    """What a script finds on a copy of the page in a window of that width."""
     text, removed = POLICY.subn("", page.read_text())
     assert removed == 1
-    (folder / "page.html").write_text(text.replace("</body>", f"{MEASURE}</body>"))
-    (folder / "frame.html").write_text(FRAME.replace("WIDTH", str(width)))
-    shown, _ = browse((folder / "frame.html").as_uri(), folder, *options)
-    found = re.search(r'<pre id="found">(.*?)</pre>', shown, re.S)
-    assert found is not None, shown[:2000]
-    return json.loads(unescape(found[1]))
+    return ask(text, MEASURE, folder, width, *options)
 
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not BROWSER, reason="there is no Chromium to open the report with"),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
