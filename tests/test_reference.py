@@ -14,11 +14,20 @@ MODULES = {
     "topklass": topklass.__all__,
     **{
         f"topklass.{name}": import_module(f"topklass.{name}").__all__
-        for name in ("functional", "distributed", "metrics", "data", "models", "train", "report")
+        for name in (
+            "functional",
+            "compat",
+            "distributed",
+            "metrics",
+            "data",
+            "models",
+            "train",
+            "report",
+        )
     },
     "topklass.integrations": ["hf_loss"],
 }
-SUBMODULES = {"functional", "integrations"}
+SUBMODULES = {"compat", "functional", "integrations"}
 """Names of the package that are modules with pages of their own."""
 SAME = {"topklass.functional.topk_accuracy": "topklass.topk_accuracy"}
 """Names that stand in two modules, and where they are documented."""

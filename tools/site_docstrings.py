@@ -14,6 +14,7 @@ PUBLIC = (
     "topklass",
     "topklass.functional",
     "topklass.integrations",
+    "topklass.compat",
     "topklass.metrics",
     "topklass.distributed",
     "topklass.data",
