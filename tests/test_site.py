@@ -86,3 +86,9 @@ def test_the_command_has_all_its_subcommands():
     for name in ("train", "evaluate", "predict", "sets", "compare", "check"):
         assert f"topklass {name}" in text
     assert "--label-smoothing" in text
+
+
+def test_scripts_of_notebooks_are_left_out():
+    html = '<p>a</p><script type="module">import("https://cdn.example/x.js")</script><p>b</p>'
+    assert site_pages.on_page_content(html, page("notebooks/a.ipynb")) == "<p>a</p><p>b</p>"
+    assert site_pages.on_page_content(html, page("a.md")) == html

@@ -17,6 +17,7 @@ from mkdocs.exceptions import PluginError
 REPOSITORY = "https://github.com/topklass/topklass/blob/main"
 COMMAND_HELP = "<!-- topklass --help -->"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
+SCRIPT = re.compile(r"<script\b.*?</script>", flags=re.DOTALL)
 LINK = re.compile(r"\]\(((?:\.\./)+[^)\s]+)\)")
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]*"""
@@ -31,8 +32,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return with_repository_links(markdown, page.file.src_uri)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Typeset the formulas of a page."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Typeset the formulas of a page. Notebooks come with scripts, which would load others."""
+    if page.file.src_uri.endswith(".ipynb"):
+        html = SCRIPT.sub("", html)
     return with_formulas(html)
 
 
