@@ -53,7 +53,7 @@ format: $(DEV) ## fix and format the code with ruff
 
 docs: $(DEV) $(DOCS) ## build the site into site/; a broken link is an error
 	$(PYTEST) tests/test_site.py tools/site_pages.py tools/site_docstrings.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict # not --quiet, which hides warnings from strict
 
 wheel: $(DEV) ## build sdist and wheel, check both, try the wheel with PyTorch alone
 	rm -rf dist

@@ -75,6 +75,8 @@ def with_formulas(html: str) -> str:
     def mathml(match: re.Match[str]) -> str:
         display = "block" if match[1] == "div" else "inline"
         formula = convert(unescape(match[2]).strip(), display=display)
+        if "\\" in formula:
+            raise PluginError(f"cannot typeset {match[2]}")
         return formula.replace("&#x029F5;", "∖")  # \setminus by a character that fonts have
 
     return FORMULA.sub(mathml, html)
