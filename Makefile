@@ -13,6 +13,7 @@ OLDEST := .venv-oldest
 PIP    := -m pip --disable-pip-version-check install --quiet
 TRAIN  := $(VENV)/.installed-train
 DEV    := $(VENV)/.installed-dev
+DOCS   := $(VENV)/.installed-docs
 OTHERS := $(VENV)/.installed-integrations
 CODE   := $(wildcard src tests examples benchmarks experiments tools)
 
@@ -23,7 +24,7 @@ ANY := $(if $(wildcard $(DEV)),$(DEV),$(TRAIN))
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-oldest lint format wheel demo clean
+.PHONY: help test test-slow test-oldest lint format docs wheel demo clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +51,10 @@ format: $(DEV) ## fix and format the code with ruff
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
+docs: $(DEV) $(DOCS) ## build the site into site/; a broken link is an error
+	$(PYTEST) tests/test_site.py tools/site_pages.py tools/site_docstrings.py
+	$(BIN)/mkdocs build --strict # not --quiet, which hides warnings from strict
+
 wheel: $(DEV) ## build sdist and wheel, check both, try the wheel with PyTorch alone
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
@@ -60,7 +65,7 @@ demo: $(ANY) ## train three losses on ambiguous letters and write a report (DEMO
 	$(BIN)/topklass demo $(DEMO_ARGS)
 
 clean: ## remove environments, caches and builds
-	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(CODE) -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -75,6 +80,11 @@ $(TRAIN): pyproject.toml | $(BIN)/python
 $(DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing topklass and its development tools into $(VENV) (the first time this downloads PyTorch) ..."
 	$(BIN)/python $(PIP) -e ".[dev]"
+	@touch $@
+
+$(DOCS): pyproject.toml | $(BIN)/python
+	@echo "Installing topklass and what builds its site into $(VENV) ..."
+	$(BIN)/python $(PIP) -e ".[docs]"
 	@touch $@
 
 $(OTHERS): pyproject.toml | $(BIN)/python

@@ -7,7 +7,17 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its workers would
 
 import torch
 
-from benchmarks import linear, long_tail, noise, prediction, speed, study, tables
+from benchmarks import (
+    algorithm_pictures,
+    linear,
+    long_tail,
+    loss_pictures,
+    noise,
+    prediction,
+    speed,
+    study,
+    tables,
+)
 from benchmarks.environment import default_device
 
 
@@ -33,9 +43,13 @@ def main() -> None:
     layers.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
     layers.add_argument("--smoke", action="store_true", help="small layers, to try it out")
     commands.add_parser("tables", help="tables and plots of the documents from the results")
+    commands.add_parser("pictures", help="losses and the algorithm, for the documents")
     arguments = parser.parse_args()
     if arguments.command == "tables":
         tables.main()
+    elif arguments.command == "pictures":
+        loss_pictures.main()
+        algorithm_pictures.main()
     elif arguments.command == "prediction":
         prediction.main(arguments.logits, arguments.quick)
     elif arguments.command == "long-tail":

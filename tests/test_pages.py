@@ -1,5 +1,6 @@
 """README and documents: links lead somewhere, examples run."""
 
+import doctest
 import re
 from pathlib import Path
 
@@ -17,7 +18,8 @@ def read(page: Path) -> str:
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ +(.*?) *$", read(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", x).lower().replace(" ", "-") for x in headings}
+    names = re.findall(r"^::: (\S+)$", read(page), re.MULTILINE)  # of the reference
+    return {re.sub(r"[^\w\- ]", "", x).lower().replace(" ", "-") for x in headings} | {*names}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -38,3 +40,12 @@ def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", read(ROOT / page), re.DOTALL):
         exec(block, {"__name__": "example"})
+
+
+@pytest.mark.parametrize("page", [x for x in PAGES if "```pycon" in read(ROOT / x)])
+def test_numbers_are_those_of_the_library(page):
+    """All ``>>>`` of a page, as one session."""
+    blocks = "\n".join(re.findall(r"```pycon\n(.*?)```", read(ROOT / page), re.DOTALL))
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(doctest.DocTestParser().get_doctest(blocks, {}, page, None, None))
+    assert runner.summarize() == (0, blocks.count(">>> "))

@@ -50,6 +50,7 @@ def check_contents(wheel: Path, sdist: Path, version: str) -> None:
     folders = ["tests", "benchmarks", "experiments", "examples", "docs", "tools"]
     other = {x for folder in folders for x in files_below(folder)}
     single = {"Makefile", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"}
+    single.add("mkdocs.yml")
     with tarfile.open(sdist) as archive:
         names = {x.name.removeprefix(f"topklass-{version}/") for x in archive if x.isfile()}
     same("sdist", names - {"PKG-INFO", ".gitignore"}, source | other | single | {"pyproject.toml"})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def hf_loss(criterion: nn.Module, shift: bool = False) -> Callable[..., Tensor]:
     r"""A loss for ``compute_loss_func`` of Hugging Face's ``Trainer``.
 
-    .. math:: \frac{1}{M} \sum_{t : y_t \ne \text{ignore\_index}} \ell(s_t, y_t)
+    .. math:: \frac{1}{M} \sum_{t \text{ not ignored}} \ell(s_t, y_t)
 
     M is the Trainer's ``num_items_in_batch``, the number of labels in all batches of an optimizer
     step, so gradient accumulation gives the gradient of one large batch. Without it the

@@ -297,6 +297,12 @@ class TopKHingeLoss(_MarginLoss):
         ignore_index: a target that contributes neither loss nor gradient.
         reduction: "mean" (weighted by the labels' weights), "sum" or "none".
         label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Example:
+        >>> criterion = TopKHingeLoss(k=2)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
+        >>> criterion(logits, target)  # 1 + 3 − 2
+        tensor(2.)
     """
 
     def __init__(
@@ -322,6 +328,12 @@ class ConvexTopKHingeLoss(TopKHingeLoss):
     """Convex top-k hinge loss, see :func:`topklass.functional.convex_topk_hinge_loss`.
 
     Takes the arguments of :class:`TopKHingeLoss`.
+
+    Example:
+        >>> criterion = ConvexTopKHingeLoss(k=2)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
+        >>> criterion(logits, target)  # (5 + 4) / 2 − 2
+        tensor(2.5000)
     """
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -334,6 +346,12 @@ class CalibratedTopKHingeLoss(TopKHingeLoss):
     """Calibrated top-k hinge loss, see :func:`topklass.functional.calibrated_topk_hinge_loss`.
 
     Takes the arguments of :class:`TopKHingeLoss`.
+
+    Example:
+        >>> criterion = CalibratedTopKHingeLoss(k=2)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
+        >>> criterion(logits, target)  # 1 + 2 − 2
+        tensor(1.)
     """
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -427,6 +445,12 @@ class LDAMLoss(_MarginLoss):
         ignore_index: a target that contributes neither loss nor gradient.
         reduction: "mean" (weighted by the labels' weights), "sum" or "none".
         label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Example:
+        >>> criterion = LDAMLoss(margin=[0.1, 0.1, 0.2, 0.4], scale=1.0)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
+        >>> criterion(logits, target)
+        tensor(2.6243)
     """
 
     def __init__(
@@ -463,6 +487,12 @@ class FocalLoss(_Loss):
         ignore_index: a target that contributes neither loss nor gradient.
         reduction: "mean" (weighted by the labels' weights), "sum" or "none".
         label_smoothing: share of the target that is spread uniformly over all classes.
+
+    Example:
+        >>> criterion = FocalLoss(gamma=2.0)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
+        >>> criterion(logits, target)
+        tensor(2.0334)
     """
 
     def __init__(

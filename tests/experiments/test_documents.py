@@ -91,7 +91,7 @@ def test_a_record_fills_the_page(records):
     assert f"Not run: {left} of {left + 2} parts." in samples
 
 
-def test_the_page_on_choosing_takes_tables_by_their_titles(records):
+def test_the_page_of_evidence_takes_tables_by_their_titles(records):
     texts = dict(reproduce_tables.tables())
     assert texts["reproduce-which-loss"] == "Not run yet."
     assert not [name for name in texts if name.startswith("which-loss")]
@@ -106,7 +106,7 @@ def test_the_page_on_choosing_takes_tables_by_their_titles(records):
     assert len({*titles}) == len(titles)
     assert all(f"which-loss: {title}" in texts for title in titles)
     assert "82.00" in texts["which-loss: Learning rates by validation"]
-    page = (PAGE.parent / "choosing.md").read_text("utf-8")
+    page = (PAGE.parent / "evidence.md").read_text("utf-8")
     for name in re.findall("<!-- (which-loss: .*?) -->", page):
         assert page.count(f"<!-- /{name} -->") == 1
         assert name.removeprefix("which-loss: ") in (*titles, "protocol", "figure")

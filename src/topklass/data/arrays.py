@@ -33,6 +33,14 @@ def read_npz(path: str | Path) -> Dataset:
 
     Returns:
         A dataset in memory.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> x, y = numpy.zeros((4, 8, 8), numpy.uint8), numpy.array([0, 0, 1, 1])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     numpy.savez(f"{folder}/toy.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        ...     read_npz(f"{folder}/toy.npz").counts
+        tensor([2, 2])
     """
     path = Path(path)
     if not path.is_file():

@@ -96,6 +96,11 @@ class Superclasses:
     Args:
         names: one for each superclass.
         of_class: the superclass of each class, int64 (C).
+
+    Example:
+        >>> kinds = Superclasses(("pet", "farm"), torch.tensor([0, 0, 1]))
+        >>> kinds.names[kinds.of_class[2]]
+        'farm'
     """
 
     names: tuple[str, ...]

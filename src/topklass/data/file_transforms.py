@@ -56,6 +56,11 @@ def fixed_views(picture: Any, *, resize: int = 256, crop: int = 224, ten: bool =
 
     Returns:
         A uint8 tensor (10, channels, crop, crop), or with 1 in place of 10.
+
+    Example:
+        >>> picture = torch.zeros(3, 40, 60, dtype=torch.uint8)
+        >>> fixed_views(picture, resize=32, crop=24).shape
+        torch.Size([10, 3, 24, 24])
     """
     functional, image = (
         extra("torchvision.transforms.v2.functional"),

@@ -34,6 +34,18 @@ def read_image_folder(root: str | Path) -> Dataset:
 
     Returns:
         A dataset of files that are read on demand.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     for split in ("train", "test"):
+        ...         for each in ("cat", "dog"):
+        ...             folder = Path(name, split, each)
+        ...             folder.mkdir(parents=True)
+        ...             Image.new("RGB", (8, 8)).save(folder / "1.png")
+        ...     read_image_folder(name).classes
+        ('cat', 'dog')
     """
     root = Path(root)
     folders = _split_folders(root)

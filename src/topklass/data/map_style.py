@@ -106,6 +106,11 @@ def from_map_style(
 
     Returns:
         A dataset.
+
+    Example:
+        >>> pairs = [(torch.zeros(3, 8, 8, dtype=torch.uint8), label) for label in (0, 1, 1)]
+        >>> from_map_style(pairs, pairs, classes=("cat", "dog")).counts
+        tensor([1, 2])
     """
     given = {"train": train, "validation": validation, "test": test}
     splits: dict[str, Any] = {

@@ -51,6 +51,12 @@ def balanced_subset(dataset: Dataset, size: int, seed: int = 0) -> Dataset:
 
     Returns:
         The dataset with a smaller ``train``.
+
+    Example:
+        >>> from topklass.data import Split
+        >>> split = Split(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2)
+        >>> balanced_subset(Dataset("toy", split, split, ("cat", "dog")), size=4).counts
+        tensor([2, 2])
     """
     wanted = _balanced_counts(dataset, size, seed)
     step = {"step": "balanced_subset", "size": size, "seed": seed}

@@ -30,7 +30,7 @@ def topk_hinge_loss(
 ) -> Tensor:
     r"""Top-k hinge loss: the label's score should exceed the k-th largest of the others.
 
-    .. math:: \ell(s, y) = \big( m_y + (s_{\setminus y})_{(k)} - s_y \big)_+
+    .. math:: \ell(s, y) = \left( m_y + (s_{\setminus y})_{(k)} - s_y \right)_+
 
     (Garcin et al. 2022, equation 4; Berrada et al. 2018, equation 6; Lapin et al. 2015). Two
     scores receive a gradient, and it is not top-k calibrated: use it as a baseline.
@@ -74,7 +74,8 @@ def convex_topk_hinge_loss(
 ) -> Tensor:
     r"""Convex top-k hinge loss: the label's score should exceed the mean of the k largest.
 
-    .. math:: \ell(s, y) = \Big( \frac1k \sum_{j=1}^k (s + m_y (1 - \delta_y))_{(j)} - s_y \Big)_+
+    .. math:: \ell(s, y)
+        = \left( \frac1k \sum_{j=1}^k (s + m_y (1 - \delta_y))_{(j)} - s_y \right)_+
 
     (Garcin et al. 2022, Table 1; Lapin et al. 2015). The convex upper bound of
     :func:`topk_hinge_loss`, not calibrated either.
@@ -118,7 +119,7 @@ def calibrated_topk_hinge_loss(
 ) -> Tensor:
     r"""Calibrated top-k hinge loss: the label's score should exceed the (k + 1)-th largest of all.
 
-    .. math:: \ell(s, y) = \big( m_y + s_{(k+1)} - s_y \big)_+
+    .. math:: \ell(s, y) = \left( m_y + s_{(k+1)} - s_y \right)_+
 
     (Garcin et al. 2022, equation 5; Yang & Koyejo 2020). Its minimiser ranks the k most probable
     classes first, but its gradient is as sparse as the plain hinge's: :func:`noised_topk_loss` is

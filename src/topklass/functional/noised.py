@@ -47,8 +47,9 @@ def noised_topk_loss(
 ) -> Tensor:
     r"""Noised top-k hinge loss: the calibrated hinge with its threshold smoothed by noise.
 
-    .. math:: \ell(s, y) = \big( c \, (m_y + \tfrac1B \sum_{b=1}^B (s + \epsilon Z_b)_{(k+1)} - s_y)
-        \big)_+, \qquad Z_b \sim \mathcal N(0, I)
+    .. math:: \ell(s, y)
+        = \left( c \, (m_y + \tfrac1B \sum_{b=1}^B (s + \epsilon Z_b)_{(k+1)} - s_y) \right)_+,
+        \qquad Z_b \sim \mathcal N(0, I)
 
     (Garcin et al. 2022, equation 10 with a number as the margin, equation 13 with one margin per
     class; the scale c is that of their experiments with cosine scores, section 4.5). Noise

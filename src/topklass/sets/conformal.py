@@ -38,18 +38,12 @@ class ConformalSets(CalibratedSets):
     where E is the score of a label, and q̂ the ⌈(n + 1)(1 − α)⌉-th smallest score of n calibration
     labels. With r the rank of y among the probabilities p(x), and π the frequencies of the classes:
 
-    ========  ===============================================================  =================
-    score     E(x, y)                                                          paper
-    ========  ===============================================================  =================
-    "aps"     :math:`\sum_{j<r} p_{(j)} + U p_{(r)} + \lambda (r-k_{reg})^+`   λ = 0: APS, Romano
-                                                                               et al. 2020; λ > 0:
-                                                                               RAPS, Angelopoulos
-                                                                               et al. 2021
-    "lac"     :math:`-p_y`                                                     Sadinle et al. 2019
-    "saps"    :math:`U p_{(1)}` if r = 1, else                                 Huang et al. 2024
-              :math:`p_{(1)} + \lambda (r - 2 + U)`
-    "pas"     :math:`-p_y / \pi_y`                                             Ding et al. 2025
-    ========  ===============================================================  =================
+    - ``"aps"``: :math:`\sum_{j<r} p_{(j)} + U p_{(r)} + \lambda (r-k_{reg})^+`; APS with λ = 0
+      (Romano et al. 2020), RAPS with λ > 0 (Angelopoulos et al. 2021)
+    - ``"lac"``: :math:`-p_y` (Sadinle et al. 2019)
+    - ``"saps"``: :math:`U p_{(1)}` if r = 1, else :math:`p_{(1)} + \lambda (r - 2 + U)` (Huang et
+      al. 2024)
+    - ``"pas"``: :math:`-p_y / \pi_y` (Ding et al. 2025)
 
     LAC has the smallest sets on average, if probabilities are right. APS adapts them to how hard
     a sample is. RAPS and SAPS cut off its long tails of small, noisy probabilities. PAS has the

@@ -184,6 +184,14 @@ def build_loss(
             own default.
         match: take the loss on the scale of cross-entropy, so that its learning rate fits. The
             smooth loss is the only one that this changes.
+
+    Returns:
+        The criterion, a function of logits and target.
+
+    Example:
+        >>> import torch
+        >>> build_loss("noised", k=5, counts=torch.tensor([50, 20, 10]), options={"epsilon": 0.5})
+        NoisedTopKLoss(dim=1, ..., k=5, epsilon=0.5, samples=10, scale=1.0)
     """
     info = loss_info(name)
     if wrong := unknown_options(name, options):

@@ -29,6 +29,12 @@ def prepare_data(recipe: Recipe) -> Dataset:
 
     The order is: a validation set is held out, the training set becomes smaller or long-tailed,
     and then its labels noisy.
+
+    Example:
+        >>> options = {"classes": 100, "per_class": 2, "cache": False}
+        >>> data = prepare_data(Recipe(data="glyphs", data_options=options, noise=0.4))
+        >>> [step["step"] for step in data.record["steps"]]
+        ['superclass_noise']
     """
     dataset = load(recipe.data, **recipe.data_options)
     classes = len(dataset.classes)

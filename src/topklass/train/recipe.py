@@ -64,7 +64,13 @@ def setting(group: str, help: str, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run; two runs of the same recipe on the same machine are identical."""
+    """All settings of a run; two runs of the same recipe on the same machine are identical.
+
+    Example:
+        >>> recipe = Recipe(data="glyphs", noise=0.4, loss="smooth", k=3)
+        >>> recipe.epochs, recipe.learning_rate  # as for all that is not set, the default
+        (30, 0.1)
+    """
 
     data: str = setting(DATA, "Name of a data set, or a path; see `topklass data`.", "glyphs")
     data_options: dict[str, Any] = setting(DATA, "Options of the data set.", {})  # noqa: RUF009
@@ -242,7 +248,16 @@ def _hash(text: str) -> str:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Read a recipe; what it does not set has its default."""
+    """Read a recipe; what it does not set has its default.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "recipe.yaml")
+        ...     _ = path.write_text("loss: smooth", encoding="utf-8")
+        ...     load_recipe(path).loss
+        'smooth'
+    """
     if not path.is_file():
         raise FileNotFoundError(f"there is no recipe {path}")
     with naming(path, "correct it", "is not a valid recipe"):
