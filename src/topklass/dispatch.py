@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
+from topklass._targets import SparseTarget, Target
 from topklass._transforms import is_differentiated, is_eager
 
 
@@ -109,7 +110,7 @@ def find_kernel(
     name: str,
     scores: Tensor,
     k: int,
-    target: Tensor | None = None,
+    target: Target | None = None,
     options: Options | None = None,
     *,
     margin: float | Tensor = 0.0,
@@ -185,9 +186,11 @@ def _obstacle_of_parameters(
     return None
 
 
-def _obstacle_of_target(target: Tensor | None, options: Options | None) -> str | None:
+def _obstacle_of_target(target: Target | None, options: Options | None) -> str | None:
     if target is None or options is None:
         return None
+    if isinstance(target, SparseTarget):
+        return "a SparseTarget"
     if target.is_floating_point() or options.label_smoothing:
         return "class probabilities and label smoothing"
     if not (torch.compiler.is_compiling() or is_eager(target)):

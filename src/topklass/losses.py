@@ -19,6 +19,7 @@ from topklass._checks import (
     check_options,
     check_temperature,
 )
+from topklass._targets import Target
 from topklass.functional.topk_cross_entropy import Lengths, length_weights
 
 Margin = float | list[float] | tuple[float, ...] | Tensor
@@ -129,7 +130,7 @@ class SmoothTopKLoss(_MarginLoss):
         """What the loss divides logits by: kτ."""
         return self.k * self.tau
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.smooth_topk_loss(
             logits, target, self.k, self.tau, self.margin, **self.options
         )
@@ -230,7 +231,7 @@ class TopKCrossEntropyLoss(_MarginLoss):
         self.k = dict(k) if isinstance(k, Mapping) else k
         self.temperature = temperature
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.topk_cross_entropy(
             logits, target, self.k, self.margin, self.temperature, **self.options
         )
@@ -314,7 +315,7 @@ class TopKHingeLoss(_MarginLoss):
         check_count("k", k)
         self.k = k
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.topk_hinge_loss(logits, target, self.k, self.margin, **self.options)
 
 
@@ -324,7 +325,7 @@ class ConvexTopKHingeLoss(TopKHingeLoss):
     Takes the arguments of :class:`TopKHingeLoss`.
     """
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.convex_topk_hinge_loss(
             logits, target, self.k, self.margin, **self.options
         )
@@ -336,7 +337,7 @@ class CalibratedTopKHingeLoss(TopKHingeLoss):
     Takes the arguments of :class:`TopKHingeLoss`.
     """
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.calibrated_topk_hinge_loss(
             logits, target, self.k, self.margin, **self.options
         )
@@ -397,7 +398,7 @@ class NoisedTopKLoss(_MarginLoss):
     def forward(
         self,
         logits: Tensor,
-        target: Tensor,
+        target: Target,
         *,
         noise: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -449,7 +450,7 @@ class LDAMLoss(_MarginLoss):
         """What the loss divides logits by: 1/scale."""
         return 1 / self.scale
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.ldam_loss(logits, target, self.margin, self.scale, **self.options)
 
 
@@ -479,5 +480,5 @@ class FocalLoss(_Loss):
         check_number("gamma", gamma, positive=False)
         self.gamma = gamma
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.focal_loss(logits, target, self.gamma, **self.options)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin, check_temperature
+from topklass._targets import Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import RowLoss, classification_loss, margin_of_label
 from topklass.operators.esp import smooth_gap
@@ -18,7 +19,7 @@ LINEAR_FROM = 40.0
 
 def smooth_topk_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     tau: float = 1.0,
     margin: float | Tensor = 1.0,
@@ -42,9 +43,10 @@ def smooth_topk_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape. An index that is not a class gives NaN where a
-            kernel computes, and a device-side assertion in other calls on a GPU, as in PyTorch.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`. An index
+            that is not a class gives NaN where a kernel computes, and a device-side assertion in
+            other calls on a GPU, as in PyTorch.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         tau: temperature τ; small is close to the hinge, large is smoother.
         margin: α, a number or one per class.
@@ -98,5 +100,5 @@ class SmoothHinge(RowLoss):
         """The loss from the gap of its list and the margins of the labels."""
         return F.softplus(gaps[0] + margin, beta=1 / self.tau, threshold=LINEAR_FROM)
 
-    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+    def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)

@@ -79,12 +79,12 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
 
     Args:
         scores: (R, n); −inf marks an absent class.
-        labels: (R, 1), or None for every class as the label.
+        labels: (R, m), or None for every class as the label.
         k: 1 ≤ k ≤ n − 1.
         tau: temperature, positive; as it vanishes, g becomes the hard gap over k.
 
     Returns:
-        (R, 1), or (R, n) for every label. −inf or nearly so where fewer than k classes are present
+        (R, m), or (R, n) for every label. −inf or nearly so where fewer than k classes are present
         besides the label, +inf where the label is absent.
     """
     power = power_sums.is_accurate(k, scores.dtype, scores.device)

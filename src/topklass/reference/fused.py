@@ -29,7 +29,7 @@ CHUNK = 16
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, 1) labels, (R, 1)."""
+    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, m) labels, (R, m)."""
     wanted = scores if torch.is_grad_enabled() else scores.detach()
     result: Tensor = _SmoothGap.apply(wanted, labels, k, tau)
     return result
@@ -47,24 +47,26 @@ class _SmoothGap(torch.autograd.Function):
             states.append(state)
             if ctx.needs_input_grad[0]:
                 tails.append(tail)
-        all_heads, all_places, all_sums = zip(*states, strict=True)
-        heads, places, sums = torch.cat(all_heads), torch.cat(all_places), torch.cat(all_sums, 1)
-        wide = heads.to(sums.dtype)
-        inverted = (wide[:, -1:] - wide).t().div_(k * tau).exp_()
-        products = _head_products(_newton(sums), inverted)
+        all_heads, places, all_sums = (torch.cat(each) for each in zip(*states, strict=True))
+        wide = power_sums.wide_dtype(scores)
+        heads, label = all_heads.to(wide), scores.gather(1, labels).to(wide)
+        rivals = power_sums.rivals_of_labels(heads, all_sums, label, labels, k * tau)
+        heads, sums = (each.flatten(0, 1) for each in rivals[:2])  # a row for each label
+        inverted = (heads[:, -1:] - heads).t().div_(k * tau).exp_()
+        products = _head_products(_newton(sums.t().contiguous()), inverted)
         lower, upper = products[-1, k:].unbind(0)
-        gap = (wide[:, -1:] - scores.gather(1, labels)).div_(k)
+        gap = (heads[:, -1:] - label.view(-1, 1)).div_(k)
         gap.add_((upper / lower).log_().unsqueeze(1), alpha=tau)
         if ctx.needs_input_grad[0]:
             slopes = _slopes(products, inverted, upper, lower)
-            ctx.save_for_backward(scores, labels, places, slopes, *tails)
+            ctx.save_for_backward(scores, labels, places, slopes, *rivals[2:], *tails)
             ctx.k, ctx.tau = k, tau
-        return gap
+        return gap.view(labels.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        scores, labels, places, slopes, *tails = ctx.saved_tensors
+        scores, labels, places, slopes, among, others, fall, *tails = ctx.saved_tensors
         k, tau = ctx.k, ctx.tau
         if needs_plain_backward(gradient):
 
@@ -73,8 +75,14 @@ class _SmoothGap(torch.autograd.Function):
 
             return plain_backward(plain, scores, gradient), None, None, None
         dtype = power_dtype(scores.dtype, k)
-        scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
-        tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k : 2 * k].t(), scaled[2 * k :].t()
+        scaled = slopes.mul(gradient.flatten()).div_(k).unflatten(1, labels.shape)
+        degree = torch.arange(1, k + 1, device=scores.device).view(k, 1, 1)
+        tail = (scaled[:k] * fall.squeeze(2) ** degree).sum(2, keepdim=True).to(dtype)
+        among_rivals = _polynomial(scaled[:k].unsqueeze(3), others, None).sum(1)
+        of_heads = scaled[k : 2 * k].permute(1, 2, 0).flatten(1)
+        among_rivals.scatter_add_(1, among.flatten(1), of_heads)
+        among_rivals[:, k:].add_(scaled[2 * k])
+        top, of_label = among_rivals.to(dtype).tensor_split([k], 1)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         step = _block_rows(scores)
         for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):
@@ -82,8 +90,9 @@ class _SmoothGap(torch.autograd.Function):
             out = result[rows]
             into = out if out.dtype == dtype else None
             value = _polynomial(tail[:, rows], u[:, : out.shape[1]].to(dtype), into)
-            value.scatter_(1, places[rows], top[rows])
-            value.scatter_(1, labels[rows], of_label[rows])
+            # It is 0 at heads and labels. The places of absent heads mean nothing: slopes of 0.
+            value.scatter_add_(1, places[rows], top[rows])
+            value.scatter_add_(1, labels[rows], of_label[rows])
             if into is None:
                 out.copy_(value)
         return result, None, None, None
@@ -98,7 +107,7 @@ def _block_rows(scores: Tensor) -> int:
 def _block_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float, powers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Heads and their classes, (R, k), power sums of the tail, (k, R), and the tail.
+    """Heads, their classes, and power sums of the tail, (R, k) each, and the tail.
 
     ``powers`` is scratch memory: fresh pages for every block would cost as much as the arithmetic.
     """
@@ -117,7 +126,7 @@ def _block_state(
         sums.append(powers.sum(1))
     for _ in range(k - 2):
         sums.append(powers.mul_(tail).sum(1))
-    return heads, places, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
+    return heads, places, torch.stack(sums, 1).to(power_sums.wide_dtype(scores)), work
 
 
 def _is_long(columns: int, k: int) -> bool:
@@ -154,7 +163,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _newton(sums: Tensor) -> Tensor:
-    """:func:`power_sums.newton` on (k, R), in place."""
+    """:func:`power_sums.newton` on (k, R)."""
     k, rows = sums.shape
     result = sums.new_zeros(k + 1, rows)
     p, q = sums.unbind(0), result.unbind(0)

@@ -132,17 +132,71 @@ def columns(matrix: Tensor) -> tuple[Tensor, ...]:
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for one label y a row, (…, 1), in float64.
+    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for each of m labels y, (…, m), in float64.
 
     Here and below ``e = exp(s / (kτ))``. Very negative where fewer than k classes are present
     besides the label, +inf where the label itself is absent.
     """
-    wide = wide_dtype(scores)
+    wide, temperature = wide_dtype(scores), k * tau
     label = scores.gather(-1, labels).to(wide)
-    row = split(scores.scatter(-1, labels, -inf), k, k * tau)
+    row = split(scores.scatter(-1, labels, -inf), k, temperature)
     sums = power_sums(row.tail.to(power_dtype(scores.dtype, k)), k).to(wide)
-    s = with_heads(newton(sums), row.inverted.to(wide))
-    return (row.threshold.to(wide) - label) / k + tau * (s[..., k:] / s[..., k - 1 : k]).log()
+    rivals = rivals_of_labels(row.heads.to(wide), sums, label, labels, temperature)
+    threshold = rivals.heads[..., -1:].detach()
+    inverted = ((threshold - rivals.heads) / temperature).exp()
+    s = with_heads(newton(rivals.sums), inverted)
+    return (threshold.squeeze(-1) - label) / k + tau * (s[..., k] / s[..., k - 1]).log()
+
+
+class Rivals(NamedTuple):
+    """Heads and tail of a row without each of its m labels, the other labels among them."""
+
+    heads: Tensor
+    """(…, m, k)."""
+    sums: Tensor
+    """Power sums of the tail, (…, m, k)."""
+    places: Tensor
+    """Where the heads stand among the row's k heads and m labels, (…, m, k)."""
+    tail: Tensor
+    """``u`` of the row's heads and labels that are in the tail, 0 for the others, (…, m, k + m)."""
+    fall: Tensor
+    """``exp(−x / T)`` for a threshold that is x above that of the row without labels, (…, m, 1)."""
+
+
+def rivals_of_labels(
+    heads: Tensor, sums: Tensor, label: Tensor, labels: Tensor, temperature: float
+) -> Rivals:
+    """Put the other labels back into a row that was read without any of its labels.
+
+    Args:
+        heads: the k largest scores of the row without its labels, (…, k).
+        sums: power sums of its tail, (…, k).
+        label: the labels' scores, (…, m).
+        labels: (…, m); one that is listed twice is no rival of itself, and one rival of others.
+        temperature: T.
+    """
+    k, m = heads.shape[-1], labels.shape[-1]
+    slots = torch.arange(k, device=labels.device).expand(*labels.shape, k)
+    if m == 1:
+        one = torch.ones_like(label).unsqueeze(-1)
+        none = torch.zeros_like(one).expand(*labels.shape, k + 1)
+        return Rivals(heads.unsqueeze(-2), sums.unsqueeze(-2), slots, none, one)
+    same = labels.unsqueeze(-1) == labels.unsqueeze(-2)
+    first = same.long().argmax(-1, keepdim=True) + k
+    once = label.masked_fill(same.tril(-1).any(-1), -inf)
+    every = torch.cat([heads, once], -1)
+    places = every.topk(k + 1).indices.unsqueeze(-2).expand(*labels.shape, k + 1)
+    behind = (places == first).cumsum(-1)[..., :k]  # 1 for heads that the label stands before
+    places = places.gather(-1, slots + behind)
+    each = every.unsqueeze(-2).expand(*labels.shape, k + m)
+    top = each.gather(-1, places).clamp(min=lowest_score(heads))
+    threshold = top[..., -1:].detach()
+    others = each.scatter(-1, places, -inf).scatter(-1, first, -inf)
+    tail = ((others - threshold) / temperature).exp()
+    fall = ((heads[..., -1:].detach().unsqueeze(-2) - threshold) / temperature).exp()
+    degree = torch.arange(1, k + 1, device=labels.device)
+    joined = sums.unsqueeze(-2) * fall**degree + power_sums(tail, k)
+    return Rivals(top, joined, places, tail, fall)
 
 
 def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
