@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
-from topklass._targets import SparseTarget, Target
+from topklass._targets import SparseTarget, Target, every_class_counts
 from topklass._transforms import is_differentiated, is_eager
 
 
@@ -189,10 +189,10 @@ def _obstacle_of_parameters(
 def _obstacle_of_target(target: Target | None, options: Options | None) -> str | None:
     if target is None or options is None:
         return None
-    if isinstance(target, SparseTarget):
-        return "a SparseTarget"
-    if target.is_floating_point() or options.label_smoothing:
+    if every_class_counts(target, options):
         return "class probabilities and label smoothing"
+    if isinstance(target, SparseTarget):
+        return "a SparseTarget in one pass"
     if not (torch.compiler.is_compiling() or is_eager(target)):
         return f"a target that is a {type(target).__name__}, or is transformed"
     if is_differentiated(options.weight):

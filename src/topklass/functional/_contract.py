@@ -54,6 +54,10 @@ class RowLoss:
         """Map (R, C) scores and (R, m) labels to (R, m), or to (R, C) without labels."""
         raise NotImplementedError
 
+    def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """(R, m) losses of rows for each of their labels, by kernels where there are some."""
+        return self.rows(spread_nan(scores), labels)
+
     def cost(self) -> int:
         """What the losses of every label keep for each score, see ``by_rows``."""
         return 8
@@ -159,7 +163,8 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Target, options: Op
 
     ``targets`` are what :func:`check_targets` returns.
     """
-    kernel = loss.find_kernel(scores, targets, options)
+    of_few_labels = isinstance(targets, SparseTarget) and not options.label_smoothing
+    kernel = None if of_few_labels else loss.find_kernel(scores, targets, options)
     if kernel is None:
         return _reference(loss, scores, targets, options)
     labels, options = for_kernel(targets, options)
@@ -217,13 +222,13 @@ class _KernelLoss(torch.autograd.Function):
 
 def _reference(loss: RowLoss, scores: Tensor, targets: Target, options: Options) -> Tensor:
     """The reduced loss in plain PyTorch."""
-    scores, total = spread_nan(scores), None
+    total = None
     if isinstance(targets, SparseTarget):
         losses = _with_few_classes(loss, scores, targets, options)
     elif targets.is_floating_point():
-        losses = _with_probabilities(loss, scores, targets, options)
+        losses = _with_probabilities(loss, spread_nan(scores), targets, options)
     else:
-        losses, total = _with_indices(loss, scores, targets, options)
+        losses, total = _with_indices(loss, spread_nan(scores), targets, options)
     return reduced(losses, total, options.reduction)
 
 
@@ -267,10 +272,10 @@ def _with_few_classes(
     chances = working(chances)
     if options.label_smoothing:
         every = SparseTarget(labels, chances).to_dense(classes)
-        return _with_probabilities(loss, scores, every, options)
+        return _with_probabilities(loss, spread_nan(scores), every, options)
     if options.weight is not None:
         chances = chances * working(options.weight)[labels]
-    return _expected(loss.rows(scores, labels), chances)
+    return _expected(loss.of_labels(scores, labels), chances)
 
 
 def _expected(losses: Tensor, chances: Tensor) -> Tensor:

@@ -4,13 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin, check_temperature
 from topklass._targets import Target
 from topklass.dispatch import find_kernel
-from topklass.functional._contract import RowLoss, classification_loss, margin_of_label
+from topklass.functional._contract import (
+    RowLoss,
+    classification_loss,
+    margin_of_label,
+    row_targets_loss,
+)
 from topklass.operators.esp import smooth_gap
 
 LINEAR_FROM = 40.0
@@ -95,6 +101,13 @@ class SmoothHinge(RowLoss):
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         gap = smooth_gap(scores, labels, self.k, self.tau)
         return self.of_gaps([gap], margin_of_label(self.margin, labels))
+
+    def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """By a kernel for one label after another, or by the reference for all of them."""
+        columns, each = torch.split(labels, 1, 1), Options(reduction="none")
+        if self.find_kernel(scores, columns[0], each) is None:
+            return super().of_labels(scores, labels)
+        return torch.stack([row_targets_loss(self, scores, c, each) for c in columns], 1)
 
     def of_gaps(self, gaps: Sequence[Tensor], margin: float | Tensor) -> Tensor:
         """The loss from the gap of its list and the margins of the labels."""

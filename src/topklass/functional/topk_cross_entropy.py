@@ -22,7 +22,6 @@ from topklass.functional._contract import (
     RowLoss,
     classification_loss,
     for_kernel,
-    row_targets_loss,
     working,
 )
 from topklass.functional.smooth import SmoothHinge
@@ -229,11 +228,8 @@ class ListMixture(RowLoss):
 
     def _of_length(self, k: int, scores: Tensor, labels: Tensor | None) -> Tensor:
         """``−log π^(k)`` of rows, (R, m), or (R, C) for every label."""
-        smooth, each = list_of(k, self.margin, self.temperature), Options(reduction="none")
-        if labels is None or labels.shape[1] > 1:
-            losses = smooth.rows(scores, labels)
-        else:
-            losses = row_targets_loss(smooth, scores, labels, each).unsqueeze(1)
+        smooth = list_of(k, self.margin, self.temperature)
+        losses = smooth.rows(scores, None) if labels is None else smooth.of_labels(scores, labels)
         return k / self.temperature * losses
 
 
