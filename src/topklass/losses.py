@@ -51,7 +51,7 @@ class _Parameters(nn.Module):
             self.margin = margin
 
 
-class _Loss(_Parameters):
+class ClassificationLoss(_Parameters):
     """Holds the options of cross-entropy; tensors move with ``.to()`` and are in the state dict."""
 
     weight: Tensor | None
@@ -80,7 +80,7 @@ class _Loss(_Parameters):
         }
 
 
-class _MarginLoss(_Loss):
+class _MarginLoss(ClassificationLoss):
     """Holds a margin, too."""
 
     def __init__(self, margin: Margin, dim: int, options: Options) -> None:
@@ -454,7 +454,7 @@ class LDAMLoss(_MarginLoss):
         return functional.ldam_loss(logits, target, self.margin, self.scale, **self.options)
 
 
-class FocalLoss(_Loss):
+class FocalLoss(ClassificationLoss):
     """Focal loss, see :func:`topklass.functional.focal_loss`.
 
     Args:
