@@ -228,6 +228,16 @@ def test_hard_rows(k, tau):
     torch.testing.assert_close(actual, slope.float(), rtol=1e-5, atol=2e-6)
 
 
+def test_constants_of_some_rows_at_a_time(monkeypatch):
+    logits, _ = problem((9, C))
+    target, arguments = few((9, C), 3), SMOOTH.arguments() | {"reduction": "none"}
+    expected = value_and_gradient(SMOOTH, logits, target, **arguments)
+    monkeypatch.setattr("topklass.reference.fused.CONSTANTS", 200)
+    actual = value_and_gradient(SMOOTH, logits, target, **arguments)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert gradgradcheck(lambda x: SMOOTH(x, target, **arguments), logits.requires_grad_())
+
+
 # What PyTorch does to functions
 
 

@@ -26,13 +26,20 @@ BLOCK_ELEMENTS = 2**16
 """256 KB of float32: a block and its powers stay in a core's cache."""
 CHUNK = 16
 """Scores of a chunk when the largest of a long row are searched."""
+CONSTANTS = 2**24
+"""Numbers that the constants of rows may take at a time: 128 MB of float64."""
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, m) labels, (R, m)."""
     wanted = scores if torch.is_grad_enabled() else scores.detach()
-    result: Tensor = _SmoothGap.apply(wanted, labels, k, tau)
-    return result
+    count = labels.shape[1]
+    step = max(1, CONSTANTS // (count * (k + count) * (k + 2)))
+    if len(scores) <= step:
+        result: Tensor = _SmoothGap.apply(wanted, labels, k, tau)
+        return result
+    parts = zip(torch.split(wanted, step), torch.split(labels, step), strict=True)
+    return torch.cat([_SmoothGap.apply(*part, k, tau) for part in parts])
 
 
 class _SmoothGap(torch.autograd.Function):
