@@ -82,14 +82,13 @@ class _SmoothGap(torch.autograd.Function):
 
             return plain_backward(plain, scores, gradient), None, None, None
         dtype = power_dtype(scores.dtype, k)
-        scaled = slopes.mul(gradient.flatten()).div_(k).unflatten(1, labels.shape)
-        degree = torch.arange(1, k + 1, device=scores.device).view(k, 1, 1)
-        tail = (scaled[:k] * fall.squeeze(2) ** degree).sum(2, keepdim=True).to(dtype)
-        among_rivals = _polynomial(scaled[:k].unsqueeze(3), others, None).sum(1)
-        of_heads = scaled[k : 2 * k].permute(1, 2, 0).flatten(1)
-        among_rivals.scatter_add_(1, among.flatten(1), of_heads)
-        among_rivals[:, k:].add_(scaled[2 * k])
-        top, of_label = among_rivals.to(dtype).tensor_split([k], 1)
+        scaled = slopes.mul(gradient.flatten()).div_(k)
+        if labels.shape[1] == 1:
+            scaled = scaled.to(dtype)
+            tail, top, of_label = scaled[:k, :, None], scaled[k : 2 * k].t(), scaled[2 * k :].t()
+        else:
+            parts = _of_rows(scaled.unflatten(1, labels.shape), among, others, fall)
+            tail, top, of_label = (part.to(dtype) for part in parts)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         step = _block_rows(scores)
         for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):
@@ -103,6 +102,21 @@ class _SmoothGap(torch.autograd.Function):
             if into is None:
                 out.copy_(value)
         return result, None, None, None
+
+
+def _of_rows(
+    slopes: Tensor, among: Tensor, others: Tensor, fall: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients of the tail, (k, R, 1), slopes of heads, (R, k), and of labels, (R, m).
+
+    Sums over the slopes for each label, (2k + 1, R, m); of what follows see ``power_sums.Rivals``.
+    """
+    k = among.shape[2]
+    degree = torch.arange(1, k + 1, device=fall.device).view(k, 1, 1)
+    tail = (slopes[:k] * fall.squeeze(2) ** degree).sum(2, keepdim=True)
+    of_rivals = _polynomial(slopes[:k].unsqueeze(3), others, None).sum(1)
+    of_rivals.scatter_add_(1, among.flatten(1), slopes[k : 2 * k].permute(1, 2, 0).flatten(1))
+    return tail, of_rivals[:, :k], of_rivals[:, k:] + slopes[2 * k]
 
 
 def _block_rows(scores: Tensor) -> int:
