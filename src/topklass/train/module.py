@@ -157,9 +157,10 @@ class Classifier(L.LightningModule):
         """The loss of labels that count by their shares."""
         loss: Tensor
         if own < 1 and isinstance(self.criterion, ClassificationLoss):
-            shares = torch.tensor([own, 1 - own]).expand(len(labels), 2)
-            shares = shares.to(logits.device, non_blocking=True)
-            loss = self.criterion(logits, SparseTarget(torch.stack([labels, others], 1), shares))
+            both = torch.stack([labels, others], 1)
+            first = torch.arange(2, device=both.device) == 0
+            shares = torch.where(first, own, 1 - own).expand(both.shape)
+            loss = self.criterion(logits, SparseTarget(both, shares))
         else:  # a loss from elsewhere may take class indices only
             loss = self.criterion(logits, labels)
             if own < 1:
