@@ -20,8 +20,8 @@ from topklass.reference import power_sums, tree
 from topklass.reference.power_sums import (
     LARGEST_K,
     LARGEST_K_IN_FLOAT32,
-    LARGEST_K_OF_ONE_LABEL,
-    serves_one_label,
+    LARGEST_K_OF_LABELS,
+    serves_labels,
 )
 
 GRADIENT, LOSS = 5e-6, 1e-6
@@ -32,7 +32,7 @@ SIZES = (2, 3, 7, 30, 100, 1000)
 
 def sizes_and_ks():
     for n in SIZES:
-        around_limits = (LARGEST_K_IN_FLOAT32, LARGEST_K[torch.float32], LARGEST_K_OF_ONE_LABEL)
+        around_limits = (LARGEST_K_IN_FLOAT32, LARGEST_K[torch.float32], LARGEST_K_OF_LABELS)
         ks = {1, 2, 3, 5, 10, 20, 50, n - 1, *around_limits, *(k + 1 for k in around_limits)}
         for k in sorted(k for k in ks if k < n):
             yield pytest.param(n, k, marks=[pytest.mark.slow] if k > 100 else [])
@@ -88,7 +88,7 @@ def test_many_classes(n, k, tau):
 )
 def test_as_many_subsets_as_float64_can_count(n, k, by_power_sums):
     """Equal scores, ``σ_k / σ_{k−1} = (n − k) / k`` without the label: both sides of the limit."""
-    assert serves_one_label(k, n, torch.device("cpu")) == by_power_sums
+    assert serves_labels(k, n, torch.device("cpu")) == by_power_sums
     gap = smooth_gap(torch.zeros(1, n), torch.tensor([[5]]), k, 1.0)
     assert gap.item() == pytest.approx(np.log((n - k) / k), abs=2e-6)
 

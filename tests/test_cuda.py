@@ -27,12 +27,17 @@ def run(loss: Loss, device: str, dtype: torch.dtype, kind: str, k: int) -> list[
     target = torch.randint(CLASSES, (40,), generator=generator)
     if kind == "probabilities":
         target = torch.rand(40, CLASSES, generator=generator)
+    elif kind == "few":
+        few = torch.randint(CLASSES, (40, 3), generator=generator)
+        shares = torch.rand(40, 3, generator=generator)
+        target = topklass.SparseTarget(few.to(device), shares.to(device))
     else:
         target[::7] = -100
     arguments = loss.arguments(CLASSES, k, per_class=True) | loss.fixed(input.shape)
     arguments = {n: to(v, device) for n, v in arguments.items()}
     weight = torch.linspace(0.5, 2, CLASSES, device=device)
-    value = loss.function(input, target.to(device), weight=weight, **arguments)
+    target = target.to(device) if isinstance(target, Tensor) else target
+    value = loss.function(input, target, weight=weight, **arguments)
     value.backward()
     return [value.detach().cpu().float(), input.grad.cpu().float()]
 
@@ -42,7 +47,7 @@ def to(value: object, device: str) -> object:
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 40])
-@pytest.mark.parametrize("kind", ["indices", "probabilities"])
+@pytest.mark.parametrize("kind", ["indices", "probabilities", "few"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_same_as_cpu(loss, dtype, kind, k):
@@ -65,6 +70,8 @@ def test_no_synchronisation(loss, k, label_smoothing):
     target = torch.randint(CLASSES, (40,), device="cuda")
     arguments = loss.arguments(CLASSES, k)
     loss.function(input, target, **arguments, label_smoothing=label_smoothing).backward()
+    few = topklass.SparseTarget(target.unsqueeze(1).expand(40, 2), torch.rand(40, 2, device="cuda"))
+    loss.function(input, few, **arguments, label_smoothing=label_smoothing).backward()
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ LAYERS = [
     ["dispatch"],
     ["kernels", "reference"],
     ["_collectives"],
+    ["_targets"],
     ["_checks"],
     ["_transforms", "_extras", "_files"],
 ]

@@ -21,7 +21,6 @@ from topklass import topk_accuracy
 from topklass._files import lock_folder
 from topklass.data import Dataset, Split, hold_out
 from topklass.train import Interrupted, Recipe, load_run, train
-from topklass.train.criterion import build_loss
 from topklass.train.details import read_result
 from topklass.train.engine import predictions
 from topklass.train.files import load_checkpoint
@@ -279,12 +278,18 @@ def test_mixed_images(whole, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cutmix", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("loss", "options"), [("cross-entropy", {}), ("topk-cross-entropy", {"first_guess": 0.3})]
+    ("loss", "options"),
+    [
+        ("cross-entropy", {}),
+        ("topk-cross-entropy", {"first_guess": 0.3}),
+        ("smooth", {"label_smoothing": 0.1}),
+        ("smooth", {"logit_adjustment": 1.0}),
+    ],
 )
 def test_the_loss_of_mixed_images(loss, options, cutmix):
     """Against that of class probabilities."""
     recipe = Recipe(loss=loss, cutmix=cutmix, k=2, **options)
-    criterion = build_loss(loss, 2, torch.ones(CLASSES), recipe.loss_options())
+    criterion = recipe.criterion(torch.arange(1, CLASSES + 1))
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
     module = Classifier(network, criterion, recipe, CLASSES, 1)
     module.log = lambda *_, **__: None

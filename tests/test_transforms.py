@@ -69,7 +69,7 @@ def test_gradient(loss, kind, k):
 @every_kind
 def test_gradient_by_the_tree(kind, monkeypatch):
     monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K", dict.fromkeys(LARGEST_K, 1))
-    monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K_OF_ONE_LABEL", 1)
+    monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K_OF_LABELS", 1)
     logits, function = a_case(SMOOTH[0], kind, reduction="none")
     assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
     assert gradgradcheck(function, logits, fast_mode=True)

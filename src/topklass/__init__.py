@@ -10,6 +10,7 @@ from importlib import import_module
 from types import ModuleType
 
 from topklass import compat, functional, integrations
+from topklass._targets import SparseTarget
 from topklass.dispatch import use_backend
 from topklass.functional import topk_accuracy
 from topklass.linear_losses import LinearSmoothTopKLoss, LinearTopKCrossEntropyLoss
@@ -54,6 +55,7 @@ __all__ = [
     "NoisedTopKLoss",
     "ShortListLoss",
     "SmoothTopKLoss",
+    "SparseTarget",
     "TopKCrossEntropyLoss",
     "TopKHingeLoss",
     "TopKSets",

@@ -95,12 +95,13 @@ def to_rows(tensor: Tensor, dim: int = 1) -> Tensor:
     return last.flatten(0, -2) if last.dim() > 1 else last.unsqueeze(0)
 
 
-def check_target(logits: Tensor, target: Tensor, dim: int = 1) -> bool:
+def check_target(logits: Tensor, target: object, dim: int = 1) -> bool:
     """Require a target that matches the logits; return whether it holds class probabilities."""
     if not isinstance(target, Tensor):
+        given = type(target).__name__
+        sparse = " here: pass target.to_dense(classes)" if given == "SparseTarget" else ""
         raise TypeError(
-            "target must be a tensor of class indices or class probabilities, "
-            f"got {type(target).__name__}"
+            f"target must be a tensor of class indices or class probabilities{sparse}, got {given}"
         )
     expected = index_shape(logits, dim)
     if target.is_floating_point():

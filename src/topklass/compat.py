@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from topklass._checks import check_count, check_logits, check_number
+from topklass._targets import Target
 from topklass.losses import SmoothTopKLoss, TopKHingeLoss
 
 __all__ = ["MaxTop1SVM", "MaxTopkSVM", "SmoothTop1SVM", "SmoothTopkSVM"]
@@ -43,7 +44,7 @@ class _PublishedSVM(nn.Module):
         self.n_classes = n_classes
         self.register_buffer("labels", torch.arange(n_classes))
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Target) -> Tensor:
         """The mean loss of a batch.
 
         Args:
@@ -135,7 +136,7 @@ class MaxTopkSVM(_PublishedSVM, TopKHingeLoss):
     def __init__(self, n_classes: int, alpha: float | None = None, k: int = 5) -> None:
         super().__init__(n_classes, k=k, margin=k * _margin(alpha))
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Target) -> Tensor:
         """The mean loss of a batch.
 
         Args:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
+from topklass._targets import SparseTarget, Target, every_class_counts
 from topklass._transforms import is_differentiated, is_eager
 
 
@@ -109,7 +110,7 @@ def find_kernel(
     name: str,
     scores: Tensor,
     k: int,
-    target: Tensor | None = None,
+    target: Target | None = None,
     options: Options | None = None,
     *,
     margin: float | Tensor = 0.0,
@@ -185,11 +186,13 @@ def _obstacle_of_parameters(
     return None
 
 
-def _obstacle_of_target(target: Tensor | None, options: Options | None) -> str | None:
+def _obstacle_of_target(target: Target | None, options: Options | None) -> str | None:
     if target is None or options is None:
         return None
-    if target.is_floating_point() or options.label_smoothing:
+    if every_class_counts(target, options):
         return "class probabilities and label smoothing"
+    if isinstance(target, SparseTarget):
+        return "a SparseTarget in one pass"
     if not (torch.compiler.is_compiling() or is_eager(target)):
         return f"a target that is a {type(target).__name__}, or is transformed"
     if is_differentiated(options.weight):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from topklass import functional
 from topklass._checks import check_count
+from topklass._targets import Target
 from topklass.functional.linear_prediction import BestClasses
 from topklass.functional.topk_cross_entropy import Lengths
 from topklass.losses import Margin, SmoothTopKLoss, TopKCrossEntropyLoss
@@ -110,7 +111,7 @@ class LinearSmoothTopKLoss(_Layer, SmoothTopKLoss):
         )
         self._set_layer(in_features, num_classes, bias, chunk_bytes, device, dtype)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Target) -> Tensor:
         return functional.linear_smooth_topk_loss(
             input,
             self.linear.weight,
@@ -181,7 +182,7 @@ class LinearTopKCrossEntropyLoss(_Layer, TopKCrossEntropyLoss):
         )
         self._set_layer(in_features, num_classes, bias, chunk_bytes, device, dtype)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Target) -> Tensor:
         return functional.linear_topk_cross_entropy(
             input,
             self.linear.weight,

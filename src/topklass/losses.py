@@ -19,6 +19,7 @@ from topklass._checks import (
     check_options,
     check_temperature,
 )
+from topklass._targets import Target
 from topklass.functional.topk_cross_entropy import Lengths, length_weights
 
 Margin = float | list[float] | tuple[float, ...] | Tensor
@@ -50,7 +51,7 @@ class _Parameters(nn.Module):
             self.margin = margin
 
 
-class _Loss(_Parameters):
+class ClassificationLoss(_Parameters):
     """Holds the options of cross-entropy; tensors move with ``.to()`` and are in the state dict."""
 
     weight: Tensor | None
@@ -79,7 +80,7 @@ class _Loss(_Parameters):
         }
 
 
-class _MarginLoss(_Loss):
+class _MarginLoss(ClassificationLoss):
     """Holds a margin, too."""
 
     def __init__(self, margin: Margin, dim: int, options: Options) -> None:
@@ -129,7 +130,7 @@ class SmoothTopKLoss(_MarginLoss):
         """What the loss divides logits by: kτ."""
         return self.k * self.tau
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.smooth_topk_loss(
             logits, target, self.k, self.tau, self.margin, **self.options
         )
@@ -230,7 +231,7 @@ class TopKCrossEntropyLoss(_MarginLoss):
         self.k = dict(k) if isinstance(k, Mapping) else k
         self.temperature = temperature
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.topk_cross_entropy(
             logits, target, self.k, self.margin, self.temperature, **self.options
         )
@@ -320,7 +321,7 @@ class TopKHingeLoss(_MarginLoss):
         check_count("k", k)
         self.k = k
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.topk_hinge_loss(logits, target, self.k, self.margin, **self.options)
 
 
@@ -336,7 +337,7 @@ class ConvexTopKHingeLoss(TopKHingeLoss):
         tensor(2.5000)
     """
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.convex_topk_hinge_loss(
             logits, target, self.k, self.margin, **self.options
         )
@@ -354,7 +355,7 @@ class CalibratedTopKHingeLoss(TopKHingeLoss):
         tensor(1.)
     """
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.calibrated_topk_hinge_loss(
             logits, target, self.k, self.margin, **self.options
         )
@@ -415,7 +416,7 @@ class NoisedTopKLoss(_MarginLoss):
     def forward(
         self,
         logits: Tensor,
-        target: Tensor,
+        target: Target,
         *,
         noise: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -473,11 +474,11 @@ class LDAMLoss(_MarginLoss):
         """What the loss divides logits by: 1/scale."""
         return 1 / self.scale
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.ldam_loss(logits, target, self.margin, self.scale, **self.options)
 
 
-class FocalLoss(_Loss):
+class FocalLoss(ClassificationLoss):
     """Focal loss, see :func:`topklass.functional.focal_loss`.
 
     Args:
@@ -509,5 +510,5 @@ class FocalLoss(_Loss):
         check_number("gamma", gamma, positive=False)
         self.gamma = gamma
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.focal_loss(logits, target, self.gamma, **self.options)

@@ -32,6 +32,23 @@ def test_kernel_is_reference(k, reduction, weighted):
     torch.testing.assert_close(actual, run("reference", logits, target, k, **options))
 
 
+@every_k
+@pytest.mark.parametrize("m", [1, 3])
+def test_targets_of_a_few_classes(k, m):
+    logits = 3 * torch.randn(5, 33)
+    logits[1, 5] = torch.nan
+    indices = torch.randint(33, (5, m))
+    indices[0, 0] = -100
+    target = topklass.SparseTarget(indices, torch.rand(5, m))
+    options = {"reduction": "none", "weight": torch.rand(33)}
+    actual = run("kernel", logits, target, k, **options)
+    expected = run("reference", logits, target, k, **options)
+    assert expected[0].isnan().sum() == 1
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    with pytest.raises(RuntimeError, match="no kernel for class probabilities and label smoothing"):
+        run("kernel", logits, target, k, label_smoothing=0.1)
+
+
 @pytest.mark.slow
 @every_k
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

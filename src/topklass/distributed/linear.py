@@ -8,6 +8,7 @@ from torch.distributed import ProcessGroup
 
 from topklass._checks import Options, check_count, check_temperature, to_rows
 from topklass._collectives import Agreement, ClassShards, all_reduce, copied, uncompiled
+from topklass._targets import Target
 from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import RowLoss, result_dtype
@@ -121,13 +122,14 @@ class _OfRanks(RowLoss):
         """That of the loss."""
         return self.form.loss.cost()
 
-    def losses(self, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+    def losses(self, scores: Tensor, targets: Target, options: Options) -> Tensor:
         """(R) losses, the same on all ranks."""
+        assert isinstance(targets, Tensor)
         labels = targets if targets.is_floating_point() else targets.squeeze(1)
         return sharded_losses(self.form, scores, labels, 1, options, self.shards)[0].squeeze(1)
 
     def losses_and_gradient(
-        self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
+        self, scores: Tensor, targets: Target, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(R) losses, and the gradient of this rank's scores."""
         leaf = scores.detach().requires_grad_()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
+from topklass._targets import Target, every_class_counts, some_rows
 from topklass.functional._contract import RowLoss
 from topklass.reference.power_sums import wide_dtype, working_dtype
 
@@ -31,8 +32,8 @@ class Problem(NamedTuple):
     """A loss of the logits of a layer."""
 
     loss: RowLoss
-    targets: Tensor
-    """Class indices (N, 1) or class probabilities (N, C)."""
+    targets: Target
+    """Class indices (N, 1), class probabilities (N, C), or those of a few classes."""
     options: Options
     total: Tensor | None
     """What the mean divides by."""
@@ -67,11 +68,11 @@ def in_chunks(
     if outgoing is not None:
         of_input = torch.empty_like(input) if wanted[0] else None
         if wanted[1]:
-            of_weight = _new_gradient(weight, step >= count, problem)
+            of_weight = _new_gradient(weight, count, step, problem)
         of_bias = input.new_zeros(len(weight), dtype=wide) if wanted[2] else None
     for start in range(0, count, step):
         rows = slice(start, start + step)
-        features, targets = input[rows].to(dtype), problem.targets[rows]
+        features, targets = input[rows].to(dtype), some_rows(problem.targets, rows)
         logits = torch.nn.functional.linear(features, narrow, shift)
         if outgoing is None:
             losses[rows] = problem.loss.losses(logits, targets, options)
@@ -98,9 +99,12 @@ def chunk_rows(input: Tensor, weight: Tensor, problem: Problem) -> int:
     classes = problem.most_classes or len(weight)
     row = input.new_empty((), dtype=problem.dtype).expand(1, classes)
     targets, options = problem.targets, problem.options
-    each = problem.loss.gradient_bytes(row, targets[:1], options) if len(targets) else 1
+    each = 1
+    if len(input):
+        first = some_rows(targets, slice(1))
+        each = problem.loss.gradient_bytes(row, first, options)
     rows = problem.chunk_bytes // max(1, classes * each)
-    if rows == 0 and (targets.is_floating_point() or options.label_smoothing):
+    if rows == 0 and every_class_counts(targets, options):
         raise RuntimeError(
             f"class probabilities and label smoothing take the loss of every class as the label: "
             f"{classes * each} bytes for one row of {classes} classes, got "
@@ -118,12 +122,12 @@ def default_bytes(weight: Tensor) -> int:
     return min(max(LEAST_BYTES, weight.nbytes // 8 * 7), MOST_BYTES)
 
 
-def _new_gradient(weight: Tensor, single: bool, problem: Problem) -> Tensor:
+def _new_gradient(weight: Tensor, count: int, step: int, problem: Problem) -> Tensor:
     """Room for the gradient of the weight: in float32, if that fits and rounding would add up."""
     dtype, wide = weight.dtype, working_dtype(weight.dtype)
-    if not single and weight.numel() * wide.itemsize <= problem.chunk_bytes:
+    if step < count and weight.numel() * wide.itemsize <= problem.chunk_bytes:
         dtype = wide
-    if len(problem.targets) == 0:
+    if count == 0:
         return torch.zeros_like(weight, dtype=dtype)
     return torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
 

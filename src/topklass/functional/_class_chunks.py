@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from topklass._targets import SparseTarget, every_class_counts
 from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Gradients, Problem, Wanted, add_product
 from topklass.functional._contract import margin_of_label, working
@@ -34,7 +35,7 @@ def fewer_bytes(input: Tensor, problem: Problem, rows: int) -> bool:
     loss, options = problem.loss, problem.options
     if not input.is_cuda or not isinstance(loss, (SmoothHinge, ListMixture)):
         return False
-    if problem.targets.is_floating_point() or options.label_smoothing:
+    if isinstance(problem.targets, SparseTarget) or every_class_counts(problem.targets, options):
         return False
     if max(loss.lengths) > LARGEST_K[working_dtype(problem.dtype)]:
         return False
@@ -112,6 +113,7 @@ def in_class_chunks(
 def _pieces(weight: Tensor, problem: Problem) -> list[_Piece]:
     """Slices of the classes whose logits fit into a chunk."""
     labels, classes = problem.targets, len(weight)
+    assert isinstance(labels, Tensor)
     step = max(1, problem.chunk_bytes // (max(1, len(labels)) * problem.dtype.itemsize))
     step = -(-classes // -(-classes // step))  # equal pieces
     found = []
@@ -133,6 +135,7 @@ def _losses(
 ) -> Tensor:
     """(N) losses from the states of pieces, (N, P, k) each, and the labels' scores, (N, 1)."""
     labels, options = problem.targets, problem.options
+    assert isinstance(labels, Tensor)
     states, _ = merged(heads, sums, loss.temperature)
     lists = [shorter(states, k, loss.temperature) for k in loss.lengths]
     gaps = [smooth_gap(each, of_label, loss.temperature) for each in lists]

@@ -1,7 +1,7 @@
 """What every loss shares with ``torch.nn.functional.cross_entropy``.
 
 A loss is a data class of its parameters with a method ``rows(scores, labels)``. It maps (R, C)
-scores and (R, 1) labels to (R, 1) losses, and with ``labels=None`` to the (R, C) losses of every
+scores and (R, m) labels to (R, m) losses, and with ``labels=None`` to the (R, C) losses of every
 class as the label. Input shapes, class weights, ignored targets, label smoothing, class
 probabilities, precision and reduction are here, once.
 """
@@ -21,6 +21,14 @@ from topklass._checks import (
     index_shape,
     labels_in_range,
     to_rows,
+)
+from topklass._targets import (
+    SparseTarget,
+    Target,
+    check_sparse_target,
+    every_class_counts,
+    labels_and_chances,
+    target_rows,
 )
 from topklass._transforms import (
     graph_of_its_own,
@@ -43,23 +51,27 @@ class RowLoss:
     margin: float | Tensor = 0.0
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """Map (R, C) scores and (R, 1) labels to (R, 1), or to (R, C) without labels."""
+        """Map (R, C) scores and (R, m) labels to (R, m), or to (R, C) without labels."""
         raise NotImplementedError
+
+    def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """(R, m) losses of rows for each of their labels, by kernels where there are some."""
+        return self.rows(spread_nan(scores), labels)
 
     def cost(self) -> int:
         """What the losses of every label keep for each score, see ``by_rows``."""
         return 8
 
-    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+    def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
         return None
 
-    def losses(self, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+    def losses(self, scores: Tensor, targets: Target, options: Options) -> Tensor:
         """(R) losses of (R, C) scores; the reduction must be "none"."""
         return row_targets_loss(self, scores, targets, options)
 
     def losses_and_gradient(
-        self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
+        self, scores: Tensor, targets: Target, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(R) losses of (R, C) scores, and their gradient scaled by ``outgoing``, () or (R).
 
@@ -79,10 +91,10 @@ class RowLoss:
         (gradient,) = torch.autograd.grad(losses, leaf, outgoing.to(losses.dtype).expand_as(losses))
         return losses.detach(), gradient
 
-    def gradient_bytes(self, scores: Tensor, targets: Tensor, options: Options) -> int:
+    def gradient_bytes(self, scores: Tensor, targets: Target, options: Options) -> int:
         """About how much memory :meth:`losses_and_gradient` takes for a score, itself included."""
         wide = working_dtype(scores.dtype).itemsize
-        if targets.is_floating_point() or options.label_smoothing:
+        if every_class_counts(targets, options):
             return self.cost() * wide
         if self.find_kernel(scores, targets, options) is not None:
             return scores.element_size()
@@ -92,7 +104,7 @@ class RowLoss:
 def classification_loss(
     loss: RowLoss,
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     dim: int,
     options: Options,
     factor: float = 1.0,
@@ -100,9 +112,9 @@ def classification_loss(
     """Reduce a loss of rows to what ``cross_entropy`` would return for the same options.
 
     With class indices the loss of a row is ``Σ_c w_c P_c ℓ(s, c)`` for P the smoothed one-hot
-    target, and "mean" divides by the sum of the labels' weights. With class probabilities P is the
-    smoothed target, and "mean" divides by the number of rows. The result is multiplied by
-    ``factor``.
+    target, and "mean" divides by the sum of the labels' weights. With class probabilities, all or
+    those of a few classes, P is the smoothed target, and "mean" divides by the number of rows. The
+    result is multiplied by ``factor``.
     """
     if is_dtensor(logits):
         from topklass.functional._mesh import mesh_loss  # needs torch.distributed
@@ -118,14 +130,22 @@ def classification_loss(
 
 
 def check_targets(
-    loss: RowLoss, logits: Tensor, target: Tensor, dim: int, options: Options
-) -> Tensor:
-    """Require what fits together; return class indices (R, 1) or class probabilities (R, C)."""
+    loss: RowLoss, logits: Tensor, target: Target, dim: int, options: Options
+) -> Target:
+    """Require what fits together.
+
+    Returns class indices (R, 1), class probabilities (R, C), or those of a few classes, (R, m).
+    """
     check_options(options, check_logits(logits, dim))
+    margin = loss.margin if isinstance(loss.margin, Tensor) and loss.margin.dim() else None
+    check_same_device(logits, weight=options.weight, margin=margin)
+    if isinstance(target, SparseTarget):
+        check_sparse_target(logits, target, dim)
+        check_same_device(logits, **target._asdict())
+        return target_rows(target, dim)
     probabilities = check_target(logits, target, dim)
     check_indices_are_ignored(probabilities, options)
-    margin = loss.margin if isinstance(loss.margin, Tensor) and loss.margin.dim() else None
-    check_same_device(logits, target=target, weight=options.weight, margin=margin)
+    check_same_device(logits, target=target)
     return to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
 
 
@@ -138,12 +158,13 @@ def check_indices_are_ignored(probabilities: bool, options: Options) -> None:
         )
 
 
-def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Target, options: Options) -> Tensor:
     """The reduced loss of (R, C) scores, by a kernel or by the reference.
 
-    ``targets`` are class indices (R, 1) or class probabilities (R, C).
+    ``targets`` are what :func:`check_targets` returns.
     """
-    kernel = loss.find_kernel(scores, targets, options)
+    of_few_labels = isinstance(targets, SparseTarget) and not options.label_smoothing
+    kernel = None if of_few_labels else loss.find_kernel(scores, targets, options)
     if kernel is None:
         return _reference(loss, scores, targets, options)
     labels, options = for_kernel(targets, options)
@@ -155,8 +176,9 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Tensor, options: Op
     return result
 
 
-def for_kernel(targets: Tensor, options: Options) -> tuple[Tensor, Options]:
+def for_kernel(targets: Target, options: Options) -> tuple[Tensor, Options]:
     """Labels (R) and options as kernels take them."""
+    assert isinstance(targets, Tensor)
     if options.weight is not None:
         options = options._replace(weight=options.weight.float().contiguous())
     return targets.squeeze(1).contiguous(), options
@@ -198,12 +220,15 @@ class _KernelLoss(torch.autograd.Function):
         return result, None, None, None, None
 
 
-def _reference(loss: RowLoss, scores: Tensor, targets: Tensor, options: Options) -> Tensor:
+def _reference(loss: RowLoss, scores: Tensor, targets: Target, options: Options) -> Tensor:
     """The reduced loss in plain PyTorch."""
-    scores = spread_nan(scores)
-    losses, total = (_with_probabilities if targets.is_floating_point() else _with_indices)(
-        loss, scores, targets, options
-    )
+    total = None
+    if isinstance(targets, SparseTarget):
+        losses = _with_few_classes(loss, scores, targets, options)
+    elif targets.is_floating_point():
+        losses = _with_probabilities(loss, spread_nan(scores), targets, options)
+    else:
+        losses, total = _with_indices(loss, spread_nan(scores), targets, options)
     return reduced(losses, total, options.reduction)
 
 
@@ -223,30 +248,49 @@ def _with_indices(
         spread = options.label_smoothing / scores.shape[1]
         chances = torch.full_like(scores, spread, dtype=working_dtype(scores.dtype))
         own = torch.full_like(chances[:, :1], 1 - options.label_smoothing + spread)
-        losses = _expected(loss, scores, chances.scatter(1, labels, own), weight)
+        losses = _over_every_class(loss, scores, chances.scatter(1, labels, own), weight)
     if ignored is None:
         return losses, None if weights is None else weights.sum()
     counted = torch.ones_like(losses) if weights is None else weights
     return losses.masked_fill(ignored, 0.0), counted.masked_fill(ignored, 0.0).sum()
 
 
-def _with_probabilities(
-    loss: RowLoss, scores: Tensor, chances: Tensor, options: Options
-) -> tuple[Tensor, None]:
-    """Losses of rows with class probabilities, (R, 1); their mean divides by R."""
+def _with_probabilities(loss: RowLoss, scores: Tensor, chances: Tensor, options: Options) -> Tensor:
+    """Losses of rows with class probabilities, (R, 1)."""
     chances, smoothing = working(chances), options.label_smoothing
     if smoothing:
         chances = chances * (1 - smoothing) + smoothing / scores.shape[1]
-    return _expected(loss, scores, chances, options.weight), None
+    return _over_every_class(loss, scores, chances, options.weight)
 
 
-def _expected(loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | None) -> Tensor:
-    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), where an absent class of probability 0 does not count."""
+def _with_few_classes(
+    loss: RowLoss, scores: Tensor, target: SparseTarget, options: Options
+) -> Tensor:
+    """Losses of rows with probabilities of a few classes, (R, 1)."""
+    classes = scores.shape[1]
+    labels, chances = labels_and_chances(target, classes, options.ignore_index)
+    chances = working(chances)
+    if options.label_smoothing:
+        every = SparseTarget(labels, chances).to_dense(classes)
+        return _with_probabilities(loss, spread_nan(scores), every, options)
+    if options.weight is not None:
+        chances = chances * working(options.weight)[labels]
+    return _expected(loss.of_labels(scores, labels), chances)
+
+
+def _expected(losses: Tensor, chances: Tensor) -> Tensor:
+    """``Σ_c P_c ℓ_c``, (R, 1), where an absent class of probability 0 does not count."""
+    impossible = (chances == 0) & (losses == inf)
+    return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
+
+
+def _over_every_class(
+    loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | None
+) -> Tensor:
+    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), over all classes."""
 
     def expected(scores: Tensor, chances: Tensor) -> Tensor:
-        losses = loss.rows(scores, None)
-        impossible = (chances == 0) & (losses == inf)
-        return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
+        return _expected(loss.rows(scores, None), chances)
 
     if weight is not None:
         chances = chances * working(weight)
@@ -277,12 +321,12 @@ def working(tensor: Tensor) -> Tensor:
 
 
 def of_label(values: Tensor, labels: Tensor | None) -> Tensor:
-    """The label's entry of each row, (R, 1), or all entries where every class is a label."""
+    """The labels' entries of each row, (R, m), or all entries where every class is a label."""
     return values if labels is None else values.gather(1, labels)
 
 
 def margin_of_label(margin: float | Tensor, labels: Tensor | None) -> float | Tensor:
-    """The label's margin, (R, 1), or all margins, (C); a number stays a number."""
+    """The labels' margins, (R, m), or all margins, (C); a number stays a number."""
     if not isinstance(margin, Tensor) or margin.dim() == 0 or labels is None:
         return margin
     return margin[labels]

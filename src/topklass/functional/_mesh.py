@@ -23,6 +23,7 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._collectives import Agreement, summed, uncompiled
+from topklass._targets import Target
 from topklass.functional._contract import (
     RowLoss,
     check_indices_are_ignored,
@@ -37,7 +38,7 @@ from topklass.functional._sharded_forms import sharded_form
 
 @uncompiled
 def mesh_loss(
-    loss: RowLoss, logits: DTensor, target: Tensor, dim: int, options: Options, factor: float
+    loss: RowLoss, logits: DTensor, target: Target, dim: int, options: Options, factor: float
 ) -> Tensor:
     """``classification_loss`` of a DTensor.
 
@@ -56,6 +57,7 @@ def mesh_loss(
         raise NotImplementedError("noise cannot be given for logits that are a DTensor")
     check_options(options, check_logits(logits, dim))
     check_indices_are_ignored(check_target(logits, target, dim), options)
+    assert isinstance(target, Tensor)
     mesh, at = logits.device_mesh, class_dimension(logits, dim)
     logits, of_classes = _placed(logits, at)
     of_rows = [_without_classes(placement, at) for placement in logits.placements]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin
+from topklass._targets import Target
 from topklass.functional._contract import (
     RowLoss,
     classification_loss,
@@ -18,7 +19,7 @@ from topklass.functional._contract import (
 
 def topk_hinge_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     margin: float | Tensor = 1.0,
     *,
@@ -37,8 +38,8 @@ def topk_hinge_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         margin: a number, or one per class.
         dim: the class dimension.
@@ -62,7 +63,7 @@ def topk_hinge_loss(
 
 def convex_topk_hinge_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     margin: float | Tensor = 1.0,
     *,
@@ -82,8 +83,8 @@ def convex_topk_hinge_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         margin: a number, or one per class.
         dim: the class dimension.
@@ -107,7 +108,7 @@ def convex_topk_hinge_loss(
 
 def calibrated_topk_hinge_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     margin: float | Tensor = 1.0,
     *,
@@ -127,8 +128,8 @@ def calibrated_topk_hinge_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         margin: a number, or one per class.
         dim: the class dimension.

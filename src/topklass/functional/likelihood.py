@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options, check_logits, check_margin, check_number
+from topklass._targets import Target
 from topklass.functional._contract import RowLoss, classification_loss, of_label, working
 from topklass.functional.smooth import SmoothHinge
 
 
 def ldam_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     margin: float | Tensor,
     scale: float = 30.0,
     *,
@@ -33,8 +34,8 @@ def ldam_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`.
         margin: a number, or one per class (see :func:`topklass.class_margins`).
         scale: c, by which scores and margins are multiplied.
         dim: the class dimension.
@@ -64,7 +65,7 @@ def ldam_loss(
 
 def focal_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     gamma: float = 2.0,
     *,
     dim: int = 1,
@@ -82,8 +83,8 @@ def focal_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`.
         gamma: how strongly probable labels are discounted, at least 0.
         dim: the class dimension.
         weight: one weight per class.

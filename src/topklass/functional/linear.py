@@ -15,6 +15,7 @@ from topklass._checks import (
     check_temperature,
     labels_in_range,
 )
+from topklass._targets import SparseTarget, Target
 from topklass._transforms import all_eager, can_break_graph
 from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import (
@@ -32,7 +33,7 @@ from topklass.functional.topk_cross_entropy import Lengths, checked_lists
 def linear_smooth_topk_loss(
     input: Tensor,
     linear_weight: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     tau: float = 1.0,
     margin: float | Tensor = 1.0,
@@ -62,8 +63,9 @@ def linear_smooth_topk_loss(
     Args:
         input: (d), (N, d) or (…, d).
         linear_weight: (C, d), as in :class:`torch.nn.Linear`.
-        target: class indices of the input's shape without its last dimension, or class
-            probabilities with the C classes in the last dimension.
+        target: class indices of the input's shape without its last dimension, class
+            probabilities with the C classes in the last dimension, or a
+            :class:`topklass.SparseTarget` with its m classes in the last dimension.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         tau: temperature; small is close to the hinge, large is smoother.
         margin: a number or one per class, not differentiated.
@@ -97,7 +99,7 @@ def linear_smooth_topk_loss(
 def linear_topk_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
-    target: Tensor,
+    target: Target,
     k: Lengths = 5,
     margin: float | Tensor = 0.0,
     temperature: float = 1.0,
@@ -118,7 +120,7 @@ def linear_topk_cross_entropy(
     Args:
         input: (d), (N, d) or (…, d).
         linear_weight: (C, d).
-        target: class indices or class probabilities.
+        target: class indices, class probabilities or a :class:`topklass.SparseTarget`.
         k: length of the list that should hold the label; a mapping from lengths to weights; or a
             sequence with the weights of the lengths 1, 2, …
         margin: subtracted from the label's logit over the temperature; a number or one per class.
@@ -150,7 +152,7 @@ def _loss(
     input: Tensor,
     linear_weight: Tensor,
     linear_bias: Tensor | None,
-    target: Tensor,
+    target: Target,
     options: Options,
     factor: float,
     chunk_bytes: int | None,
@@ -161,7 +163,8 @@ def _loss(
     parameters = (input, linear_weight, linear_bias)
     if can_break_graph():
         return _in_chunks_uncompiled(loss, parameters, target, options, factor, chunk_bytes)
-    eager = all_eager(*parameters, target, options.weight, loss.margin)
+    tensors = target if isinstance(target, SparseTarget) else (target,)
+    eager = all_eager(*parameters, *tensors, options.weight, loss.margin)
     if not eager or input.device.type == "meta":
         logits = F.linear(input, linear_weight, linear_bias)
         return classification_loss(loss, logits, target, -1, options, factor)
@@ -171,7 +174,7 @@ def _loss(
 def _in_chunks(
     loss: RowLoss,
     parameters: tuple[Tensor, Tensor, Tensor | None],
-    target: Tensor,
+    target: Target,
     options: Options,
     factor: float,
     chunk_bytes: int | None,
@@ -179,7 +182,8 @@ def _in_chunks(
     input, weight, bias = parameters
     logits = stand_in(*parameters)
     targets = check_targets(loss, logits, target, -1, options)
-    check_not_differentiated(loss.margin, options.weight, target)
+    own = target.weights if isinstance(target, SparseTarget) else target
+    check_not_differentiated(loss.margin, options.weight, own)
     problem = Problem(
         loss,
         targets,
@@ -258,9 +262,11 @@ def check_layer(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
         )
 
 
-def _total(targets: Tensor, classes: int, options: Options) -> Tensor | None:
+def _total(targets: Target, classes: int, options: Options) -> Tensor | None:
     """What "mean" divides by, if not by the number of rows."""
-    if targets.is_floating_point() or options.reduction != "mean":
+    if options.reduction != "mean" or isinstance(targets, SparseTarget):
+        return None
+    if targets.is_floating_point():
         return None
     known = labels_in_range(targets, classes, options.ignore_index)
     if known and options.weight is None:

@@ -15,6 +15,7 @@ from topklass._checks import (
     check_temperature,
     class_dimension,
 )
+from topklass._targets import Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
@@ -30,7 +31,7 @@ from topklass.operators.noised import noise_rows, noised_topk
 
 def noised_topk_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     epsilon: float = 1.0,
     samples: int | None = 10,
@@ -59,9 +60,10 @@ def noised_topk_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape. An index that is not a class gives NaN where a
-            kernel computes, and a device-side assertion in other calls on a GPU, as in PyTorch.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`. An index
+            that is not a class gives NaN where a kernel computes, and a device-side assertion in
+            other calls on a GPU, as in PyTorch.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         epsilon: size of the noise; 0 is :func:`calibrated_topk_hinge_loss`.
         samples: number B of noise vectors; None for the exact expectation.
@@ -130,7 +132,7 @@ class NoisedHinge(RowLoss):
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
         return self.scale * hinge(margin, rival.unsqueeze(1), label)
 
-    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+    def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel(
             "noised_topk_loss",
             scores,
@@ -158,7 +160,7 @@ class ExpectedHinge(RowLoss):
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
         return self.scale * hinge(margin, rival.unsqueeze(1), label)
 
-    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+    def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel(
             "expected_topk_loss", scores, self.k, targets, options, margin=self.margin
         )

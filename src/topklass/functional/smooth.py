@@ -4,12 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin, check_temperature
+from topklass._targets import Target
 from topklass.dispatch import find_kernel
-from topklass.functional._contract import RowLoss, classification_loss, margin_of_label
+from topklass.functional._contract import (
+    RowLoss,
+    classification_loss,
+    margin_of_label,
+    row_targets_loss,
+)
 from topklass.operators.esp import smooth_gap
 
 LINEAR_FROM = 40.0
@@ -18,7 +25,7 @@ LINEAR_FROM = 40.0
 
 def smooth_topk_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     tau: float = 1.0,
     margin: float | Tensor = 1.0,
@@ -42,9 +49,10 @@ def smooth_topk_loss(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape. An index that is not a class gives NaN where a
-            kernel computes, and a device-side assertion in other calls on a GPU, as in PyTorch.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`. An index
+            that is not a class gives NaN where a kernel computes, and a device-side assertion in
+            other calls on a GPU, as in PyTorch.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1.
         tau: temperature τ; small is close to the hinge, large is smoother.
         margin: α, a number or one per class.
@@ -94,9 +102,16 @@ class SmoothHinge(RowLoss):
         gap = smooth_gap(scores, labels, self.k, self.tau)
         return self.of_gaps([gap], margin_of_label(self.margin, labels))
 
+    def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """By a kernel for one label after another, or by the reference for all of them."""
+        columns, each = torch.split(labels, 1, 1), Options(reduction="none")
+        if self.find_kernel(scores, columns[0], each) is None:
+            return super().of_labels(scores, labels)
+        return torch.stack([row_targets_loss(self, scores, c, each) for c in columns], 1)
+
     def of_gaps(self, gaps: Sequence[Tensor], margin: float | Tensor) -> Tensor:
         """The loss from the gap of its list and the margins of the labels."""
         return F.softplus(gaps[0] + margin, beta=1 / self.tau, threshold=LINEAR_FROM)
 
-    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+    def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)

@@ -16,12 +16,12 @@ from topklass._checks import (
     check_temperature,
     is_number,
 )
+from topklass._targets import Target, every_class_counts
 from topklass._transforms import graph_of_its_own
 from topklass.functional._contract import (
     RowLoss,
     classification_loss,
     for_kernel,
-    row_targets_loss,
     working,
 )
 from topklass.functional.smooth import SmoothHinge
@@ -32,7 +32,7 @@ Lengths = int | Mapping[int, float] | Sequence[float]
 
 def topk_cross_entropy(
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: Lengths = 5,
     margin: float | Tensor = 0.0,
     temperature: float = 1.0,
@@ -67,8 +67,8 @@ def topk_cross_entropy(
 
     Args:
         logits: (C), (N, C) or (N, C, d1, …); −inf marks an absent class.
-        target: class indices of the logits' shape without its class dimension, or class
-            probabilities of the logits' shape.
+        target: class indices of the logits' shape without its class dimension, class
+            probabilities of the logits' shape, or a :class:`topklass.SparseTarget`.
         k: length of the list that should hold the label, 1 ≤ k ≤ C − 1; or a mapping from lengths
             to weights; or a sequence with the weights of the lengths 1, 2, …, as ``difftopk`` has
             it, none of them above 1. Weights are divided by their sum, and lengths of weight 0 do
@@ -179,15 +179,15 @@ class ListMixture(RowLoss):
         ]
         return self.temperature * _mixed(losses, self.chances)
 
-    def find_kernel(self, scores: Tensor, targets: Tensor, options: Options) -> Any:
+    def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         """None: the list of each length finds its own, and for every label there is none."""
-        if targets.is_floating_point() or options.label_smoothing:
+        if every_class_counts(targets, options):
             first = list_of(self.lengths[0], self.margin, self.temperature)
             first.find_kernel(scores, targets, options)
         return None
 
     def losses_and_gradient(
-        self, scores: Tensor, targets: Tensor, options: Options, outgoing: Tensor
+        self, scores: Tensor, targets: Target, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:
         """By the kernels of the lengths where there are, without scores in float32."""
         lists = [list_of(k, self.margin, self.temperature) for k in self.lengths]
@@ -200,14 +200,14 @@ class ListMixture(RowLoss):
             kernel.forward(scores, labels, smooth, each, True)
             for kernel, smooth in zip(kernels, lists, strict=True)
         ]
-        ignored = targets == options.ignore_index
+        ignored = labels == options.ignore_index
         with graph_of_its_own():
             leaves = [losses.unsqueeze(1).requires_grad_() for losses, _ in parts]
             scaled = [k / self.temperature * x for k, x in zip(self.lengths, leaves, strict=True)]
-            losses = self.temperature * _mixed(scaled, self.chances)
+            losses = self.temperature * _mixed(scaled, self.chances).squeeze(1)
             if options.weight is not None:
-                losses = losses * options.weight[targets.masked_fill(ignored, 0)]
-            losses = losses.masked_fill(ignored, 0.0).squeeze(1)
+                losses = losses * options.weight[labels.masked_fill(ignored, 0)]
+            losses = losses.masked_fill(ignored, 0.0)
         slopes = torch.autograd.grad(losses, leaves, outgoing.to(losses.dtype).expand_as(losses))
         gradient: Tensor | None = None
         for i, (kernel, smooth) in enumerate(zip(kernels, lists, strict=True), 1):
@@ -218,8 +218,8 @@ class ListMixture(RowLoss):
         assert gradient is not None
         return losses.detach(), gradient
 
-    def gradient_bytes(self, scores: Tensor, targets: Tensor, options: Options) -> int:
-        if targets.is_floating_point() or options.label_smoothing:
+    def gradient_bytes(self, scores: Tensor, targets: Target, options: Options) -> int:
+        if every_class_counts(targets, options):
             return super().gradient_bytes(scores, targets, options)
         single = list_of(self.lengths[0], self.margin, self.temperature)
         once = single.gradient_bytes(scores, targets, options)
@@ -227,12 +227,9 @@ class ListMixture(RowLoss):
         return once * (min(3, len(self.lengths)) if by_kernels else len(self.lengths) + 1)
 
     def _of_length(self, k: int, scores: Tensor, labels: Tensor | None) -> Tensor:
-        """``−log π^(k)`` of rows, (R, 1), or (R, C) for every label."""
-        smooth, each = list_of(k, self.margin, self.temperature), Options(reduction="none")
-        if labels is None:
-            losses = smooth.rows(scores, None)
-        else:
-            losses = row_targets_loss(smooth, scores, labels, each).unsqueeze(1)
+        """``−log π^(k)`` of rows, (R, m), or (R, C) for every label."""
+        smooth = list_of(k, self.margin, self.temperature)
+        losses = smooth.rows(scores, None) if labels is None else smooth.of_labels(scores, labels)
         return k / self.temperature * losses
 
 

@@ -79,19 +79,19 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
 
     Args:
         scores: (R, n); −inf marks an absent class.
-        labels: (R, 1), or None for every class as the label.
+        labels: (R, m), or None for every class as the label.
         k: 1 ≤ k ≤ n − 1.
         tau: temperature, positive; as it vanishes, g becomes the hard gap over k.
 
     Returns:
-        (R, 1), or (R, n) for every label. −inf or nearly so where fewer than k classes are present
+        (R, m), or (R, n) for every label. −inf or nearly so where fewer than k classes are present
         besides the label, +inf where the label is absent.
     """
     if labels is None:
         power = power_sums.is_accurate(k, scores.dtype, scores.device)
         every = power_sums.smooth_gap_every_label if power else tree.smooth_gap_every_label
         return every(scores.to(power_sums.wide_dtype(scores)), k, tau)
-    if not power_sums.serves_one_label(k, scores.shape[1], scores.device):
+    if not power_sums.serves_labels(k, scores.shape[1], scores.device):
         return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), k, scores, labels)
     if is_eager(scores) and is_eager(labels):
         return fused.smooth_gap(scores, labels, k, tau)

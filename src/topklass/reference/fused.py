@@ -32,7 +32,7 @@ CHUNK = 16
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, 1) labels, (R, 1)."""
+    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` of (R, n) scores, (R, m) labels, (R, m)."""
     wanted = scores if torch.is_grad_enabled() else scores.detach()
     result: Tensor = _SmoothGap.apply(wanted, labels, k, tau)
     return result
@@ -50,21 +50,22 @@ class _SmoothGap(torch.autograd.Function):
             states.append(state)
             if ctx.needs_input_grad[0]:
                 tails.append(tail)
-        all_top, all_places, all_sums = zip(*states, strict=True)
-        top, places, sums = torch.cat(all_top), torch.cat(all_places), torch.cat(all_sums, 1)
-        wide = top.to(sums.dtype)
-        ratio, slopes = _constants(wide.t(), sums, k * tau, ctx.needs_input_grad[0])
-        gap = (wide[:, k - 1 : k] - scores.gather(1, labels)).div_(k)
-        gap.add_(ratio.log_().unsqueeze(1), alpha=tau)
+        all_top, places, all_sums = (torch.cat(each) for each in zip(*states, strict=True))
+        wide = power_sums.wide_dtype(scores)
+        label = scores.gather(1, labels).to(wide)
+        rivals = power_sums.rivals_of_labels(all_top.to(wide), all_sums, label, labels, k * tau)
+        top, sums = (each.flatten(0, 1).t().contiguous() for each in rivals[:2])  # one per label
+        ratio, slopes = _constants(top, sums, k * tau, ctx.needs_input_grad[0])
+        gap = (top[k - 1] - label.flatten()).div_(k).add_(ratio.log_(), alpha=tau)
         if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(scores, labels, places, slopes, *tails)
+            ctx.save_for_backward(scores, labels, places, slopes, *rivals[2:], *tails)
             ctx.k, ctx.tau = k, tau
-        return gap
+        return gap.view(labels.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        scores, labels, places, slopes, *tails = ctx.saved_tensors
+        scores, labels, places, slopes, among, fall, *tails = ctx.saved_tensors
         k, tau = ctx.k, ctx.tau
         if needs_plain_backward(gradient):
 
@@ -73,8 +74,13 @@ class _SmoothGap(torch.autograd.Function):
 
             return plain_backward(plain, scores, gradient), None, None, None
         dtype = working_dtype(scores.dtype)
-        scaled = slopes.mul(gradient.t()).div_(k).to(dtype)
-        tail, top, of_label = scaled[:k].unsqueeze(2), scaled[k:-1].t(), scaled[-1:].t()
+        scaled = slopes.mul(gradient.flatten()).div_(k)
+        if labels.shape[1] == 1:
+            scaled = scaled.to(dtype)
+            tail, top, of_label = scaled[:k, :, None], scaled[k:-1].t(), scaled[-1:].t()
+        else:
+            parts = _of_rows(scaled.unflatten(1, labels.shape), k, among, fall)
+            tail, top, of_label = (part.to(dtype) for part in parts)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         step = _block_rows(scores)
         for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):
@@ -82,11 +88,25 @@ class _SmoothGap(torch.autograd.Function):
             out = result[rows]
             into = out if out.dtype == dtype else None
             value = _polynomial(tail[:, rows], u[:, : out.shape[1]], into)
-            value.scatter_(1, places[rows], top[rows])
-            value.scatter_(1, labels[rows], of_label[rows])
+            # It is 0 at top scores and labels. Where classes are absent, slopes are 0.
+            value.scatter_add_(1, places[rows], top[rows])
+            value.scatter_add_(1, labels[rows], of_label[rows])
             if into is None:
                 out.copy_(value)
         return result, None, None, None
+
+
+def _of_rows(slopes: Tensor, k: int, among: Tensor, fall: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients of the tail, (k, R, 1), slopes of top scores, (R, l), and of labels, (R, m).
+
+    Sums over the slopes for each label, (…, R, m); of what follows see ``power_sums.Rivals``.
+    """
+    rows, count, size = among.shape
+    degree = torch.arange(1, k + 1, device=fall.device).view(k, 1, 1)
+    tail = (slopes[:k] * fall.squeeze(2) ** degree).sum(2, keepdim=True)
+    of_all = slopes.new_zeros(rows, size + 1)
+    of_all.scatter_add_(1, among.flatten(1), slopes[k:-1].permute(1, 2, 0).flatten(1))
+    return tail, of_all[:, :-count], of_all[:, -count:] + slopes[-1]
 
 
 def _block_rows(scores: Tensor) -> int:
@@ -98,7 +118,7 @@ def _block_rows(scores: Tensor) -> int:
 def _block_state(
     scores: Tensor, labels: Tensor, k: int, temperature: float, powers: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The largest scores and their classes, power sums of the tail, (k, R), and the tail.
+    """The largest scores, their classes, power sums of the tail, (R, k), and the tail.
 
     ``powers`` is scratch memory: fresh pages for every block would cost as much as the arithmetic.
     """
@@ -117,7 +137,7 @@ def _block_state(
         sums.append(powers.sum(1))
     for _ in range(k - 2):
         sums.append(powers.mul_(work).sum(1))
-    return top, places, torch.stack(sums).to(power_sums.wide_dtype(scores)), work
+    return top, places, torch.stack(sums, 1).to(power_sums.wide_dtype(scores)), work
 
 
 def _is_long(columns: int, k: int) -> bool:
@@ -154,7 +174,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _newton(sums: Tensor) -> Tensor:
-    """:func:`power_sums.newton` on (k, R), in place."""
+    """:func:`power_sums.newton` on (k, R)."""
     k, rows = sums.shape
     result = sums.new_zeros(k + 1, rows)
     p, q = sums.unbind(0), result.unbind(0)

@@ -16,11 +16,11 @@ overflows up to ``k = 32`` in float64, and ``σ_j(e) = exp(j·t) · Π_i exp(h_i
 
 **Limits.** Newton's identities add with alternating signs: relative to ``σ_k`` the rounding of the
 power sums is amplified by at most 2^k/(k + 1), reached with k ties and one score just below. For
-one label, long lists take the 2k largest scores out of the tail: the threshold stays at the k-th,
-and the k scores below it, the *middle*, join by ``Q(X) · Π_i (1 + w_i X)``, ``w_i = exp(h_i − t) ≤
-1``. Then ``σ_k`` is so large that the amplification stays below 10, and float32 serves every k.
-Elsewhere, and where ``σ_k`` itself overflows, :mod:`topklass.reference.tree` takes over beyond the
-limits below. ``tests/test_accuracy.py`` measures both sides of each limit.
+given labels, long lists take the 2k largest scores out of the tail. The threshold stays at the
+k-th, and the k scores below it, the *middle*, join by ``Q(X) · Π_i (1 + w_i X)`` with
+``w_i = exp(h_i − t) ≤ 1``. Then ``σ_k`` is so large that float32 serves every k. Elsewhere, and
+where ``σ_k`` itself overflows, :mod:`topklass.reference.tree` takes over beyond the limits below.
+``tests/test_accuracy.py`` measures both sides of each limit.
 
 The functions here are plain differentiable operations: autograd, forward mode, ``vmap`` and
 ``torch.compile`` go through them to any order. The threshold is detached everywhere because the
@@ -40,8 +40,8 @@ LARGEST_K_IN_FLOAT32 = 10
 LARGEST_K = {torch.float32: 32, torch.float64: 12}
 """Power sums up to this k for scores of this precision: errors near 1e-7 and 1e-13."""
 
-LARGEST_K_OF_ONE_LABEL = 256
-"""For one label, the tree is faster beyond this k: the top scores take O(k²) operations."""
+LARGEST_K_OF_LABELS = 256
+"""For given labels, the tree is faster beyond this k: the top scores take O(k²) operations."""
 
 LARGEST_LOG = 690.0
 """Below the logarithm of the largest number of float64."""
@@ -53,30 +53,27 @@ class Split(NamedTuple):
     heads: Tensor
     """The largest scores in descending order, (…, m), never below :func:`lowest_score`."""
     places: Tensor
-    """The classes of heads and middle, (…, m + l)."""
+    """Their classes, (…, m)."""
     threshold: Tensor
     """The smallest head, detached, (…, 1)."""
     tail: Tensor
-    """``u = exp((s − threshold) / temperature)``, 0 at the heads and the middle, (…, n)."""
+    """``u = exp((s − threshold) / temperature)``, 0 at the heads, (…, n)."""
     inverted: Tensor
     """``v = exp((threshold − heads) / temperature)``, (…, m)."""
-    middle: Tensor
-    """``w = exp((s − threshold) / temperature)`` of the scores that follow the heads, (…, l)."""
 
 
-def split(scores: Tensor, count: int, temperature: float, kept: int = 0) -> Split:
-    """Take the ``count`` largest scores out of each row as heads, and out of the tail ``kept``."""
-    top, places = scores.topk(max(count, kept), dim=-1)
-    top = top.clamp(min=lowest_score(scores))
-    heads, threshold = top[..., :count], top[..., count - 1 : count].detach()
+def split(scores: Tensor, count: int, temperature: float) -> Split:
+    """Take the ``count`` largest scores out of each row."""
+    heads, places = scores.topk(count, dim=-1)
+    heads = heads.clamp(min=lowest_score(scores))
+    threshold = heads[..., -1:].detach()
     tail = ((scores.scatter(-1, places, -inf) - threshold) / temperature).exp()
     inverted = ((threshold - heads) / temperature).exp()
-    middle = ((top[..., count:] - threshold) / temperature).exp()
-    return Split(heads, places, threshold, tail, inverted, middle)
+    return Split(heads, places, threshold, tail, inverted)
 
 
 def kept_out(k: int, classes: int) -> int:
-    """How many of the largest scores are kept out of the power sums, for one label and this k."""
+    """How many of the largest scores are kept out of the power sums, for given labels."""
     return min(k if k <= LARGEST_K_IN_FLOAT32 else 2 * k, classes)
 
 
@@ -156,18 +153,69 @@ def columns(matrix: Tensor) -> tuple[Tensor, ...]:
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for one label y a row, (…, 1), in float64.
+    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for each of m labels y, (…, m), in float64.
 
     Here and below ``e = exp(s / (kτ))``. Very negative where fewer than k classes are present
     besides the label, +inf where the label itself is absent.
     """
-    wide = wide_dtype(scores)
+    wide, temperature = wide_dtype(scores), k * tau
     label = scores.gather(-1, labels).to(wide)
-    kept = kept_out(k, scores.shape[-1])
-    row = split(scores.scatter(-1, labels, -inf), k, k * tau, kept)
-    q = with_middle(newton(power_sums(row.tail, k).to(wide)), row.middle.to(wide))
-    s = with_heads(q, row.inverted.to(wide))
-    return (row.threshold.to(wide) - label) / k + tau * (s[..., k:] / s[..., k - 1 : k]).log()
+    rest = scores.scatter(-1, labels, -inf)
+    top, places = rest.topk(kept_out(k, scores.shape[-1]), dim=-1)
+    top = top.clamp(min=lowest_score(scores))
+    tail = ((rest.scatter(-1, places, -inf) - top[..., k - 1 : k].detach()) / temperature).exp()
+    sums = power_sums(tail, k).to(wide)
+    rivals = rivals_of_labels(top.to(wide), sums, label, labels, temperature)
+    threshold = rivals.top[..., k - 1 : k].detach()
+    middle = ((rivals.top[..., k:] - threshold) / temperature).exp()
+    inverted = ((threshold - rivals.top[..., :k]) / temperature).exp()
+    s = with_heads(with_middle(newton(rivals.sums), middle), inverted)
+    return (threshold.squeeze(-1) - label) / k + tau * (s[..., k] / s[..., k - 1]).log()
+
+
+class Rivals(NamedTuple):
+    """A row without each of its m labels, the other labels among its top scores."""
+
+    top: Tensor
+    """The row's l largest scores and its other labels, descending, (…, m, l + m − 1)."""
+    sums: Tensor
+    """Power sums of the tail, seen from the k-th of them, (…, m, k)."""
+    places: Tensor
+    """Where the top scores stand among the row's l largest and its m labels."""
+    fall: Tensor
+    """``exp(−x / T)`` for a threshold that is x above that of the row without labels, (…, m, 1)."""
+
+
+def rivals_of_labels(
+    top: Tensor, sums: Tensor, label: Tensor, labels: Tensor, temperature: float
+) -> Rivals:
+    """Put the other labels back into a row that was read without any of its labels.
+
+    Args:
+        top: the largest scores of the row without its labels, descending, (…, l), l ≥ k.
+        sums: power sums of its tail of degree 1 to k, (…, k).
+        label: the labels' scores, (…, m).
+        labels: (…, m); one that is listed twice is no rival of itself, and one rival of others.
+        temperature: T.
+    """
+    k, m, size = sums.shape[-1], labels.shape[-1], top.shape[-1] + labels.shape[-1] - 1
+    slots = torch.arange(size, device=labels.device).expand(*labels.shape, size)
+    if m == 1:
+        one = torch.ones_like(label).unsqueeze(-1)
+        return Rivals(top.unsqueeze(-2), sums.unsqueeze(-2), slots, one)
+    same = labels.unsqueeze(-1) == labels.unsqueeze(-2)
+    first = same.long().argmax(-1, keepdim=True) + top.shape[-1]
+    once = label.masked_fill(same.tril(-1).any(-1), -inf)
+    every = torch.cat([top, once], -1)
+    order = every.argsort(-1, descending=True).unsqueeze(-2).expand(*labels.shape, size + 1)
+    behind = (order == first).cumsum(-1)[..., :size]  # 1 for those that the label stands before
+    places = order.gather(-1, slots + behind)
+    each = every.unsqueeze(-2).expand(*labels.shape, size + 1)
+    rivals = each.gather(-1, places).clamp(min=lowest_score(top))
+    threshold = rivals[..., k - 1 : k].detach()
+    fall = ((top[..., k - 1 : k].detach().unsqueeze(-2) - threshold) / temperature).exp()
+    degree = torch.arange(1, k + 1, device=labels.device)
+    return Rivals(rivals, sums.unsqueeze(-2) * fall**degree, places, fall)
 
 
 def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
@@ -267,10 +315,10 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
-def serves_one_label(k: int, classes: int, device: torch.device) -> bool:
+def serves_labels(k: int, classes: int, device: torch.device) -> bool:
     """Whether :func:`smooth_gap` is fast, and ``S_k``, at most C(n, k), does not overflow."""
     subsets = lgamma(classes + 1) - lgamma(k + 1) - lgamma(classes - k + 1)
-    return device.type != "mps" and k <= LARGEST_K_OF_ONE_LABEL and subsets < LARGEST_LOG
+    return device.type != "mps" and k <= LARGEST_K_OF_LABELS and subsets < LARGEST_LOG
 
 
 def is_accurate(k: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -28,7 +28,9 @@ BISECTIONS = 20
 
 
 def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
-    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for one label y a row, (…, 1)."""
+    r"""``τ log σ_k(e\y) − τ log σ_{k−1}(e\y) − s_y/k`` for each of m labels y, (…, m)."""
+    if labels.shape[-1] > 1:
+        return smooth_gap_every_label(scores, k, tau).gather(-1, labels)
     label = scores.gather(-1, labels)
     x, threshold, absent = _centred(scores.scatter(-1, labels, -inf), k, k * tau)
     tilt = _tilt(x, k)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
+from topklass import SparseTarget
 from topklass.data import cutmix, generator
+from topklass.losses import ClassificationLoss
 from topklass.metrics import TopKAccuracy
 from topklass.train.batches import Batch
 from topklass.train.recipe import Recipe
@@ -80,9 +82,7 @@ class Classifier(L.LightningModule):
         images, labels = batch
         images, others, own = self._mixed(images, labels)
         logits = self.network_in_training(images)
-        loss: Tensor = self.criterion(logits, labels)
-        if own < 1:
-            loss = own * loss + (1 - own) * self.criterion(logits, others)
+        loss = self._loss(logits, labels, others, own)
         self.train_accuracy.update(logits.detach(), labels)
         self.train_loss.update(loss.detach().float())  # all batches have the same size
         return loss
@@ -152,6 +152,20 @@ class Classifier(L.LightningModule):
             return images, labels, 1.0
         images, order, own = cutmix(images, stream)
         return images, labels[order], own
+
+    def _loss(self, logits: Tensor, labels: Tensor, others: Tensor, own: float) -> Tensor:
+        """The loss of labels that count by their shares."""
+        loss: Tensor
+        if own < 1 and isinstance(self.criterion, ClassificationLoss):
+            both = torch.stack([labels, others], 1)
+            first = torch.arange(2, device=both.device) == 0
+            shares = torch.where(first, own, 1 - own).expand(both.shape)
+            loss = self.criterion(logits, SparseTarget(both, shares))
+        else:  # a loss from elsewhere may take class indices only
+            loss = self.criterion(logits, labels)
+            if own < 1:
+                loss = own * loss + (1 - own) * self.criterion(logits, others)
+        return loss
 
     def _metrics(self) -> tuple[Metric, ...]:
         return self.train_loss, self.train_accuracy
