@@ -29,6 +29,7 @@ from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatch
 from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
 from topklass.train.files import load_checkpoint, put_in_place
+from topklass.train.heads import find_head
 from topklass.train.module import Classifier
 from topklass.train.problem import naming_recipe, prepare_data, with_validation
 from topklass.train.processes import ending_with_launcher, warn_of_few_cores
@@ -37,12 +38,14 @@ from topklass.train.records import BrokenFileError, write_record
 from topklass.train.restore import (
     BEST,
     LAST,
+    MAY_CHANGE,
     RECIPE,
     load_from,
     load_weights,
     read_recipe,
     resumable,
 )
+from topklass.train.sharded_head import check_processes
 from topklass.train.signature import (
     build_network,
     load_signature,
@@ -114,6 +117,10 @@ def _train(
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
     validation = evaluation_batches(recipe, dataset.validation)
+    processes = recipe.devices * recipe.nodes
+    if recipe.shard_classes and processes > 1:
+        find_head(network, len(dataset.classes))
+        check_processes(processes, len(dataset.classes))
     if first and console is not None:
         console.print(description(recipe, dataset, network), markup=False, soft_wrap=True)
     if first and console is not None and recipe.match and loss_info(recipe.loss).matched:
@@ -214,10 +221,10 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
     if resume:
         if not saved.exists():
             raise FileNotFoundError(f"there is no run to continue in {run}: it has no {RECIPE}")
-        if differing := changes(recipe, read_recipe(run)):
+        if differing := changes(recipe, read_recipe(run), MAY_CHANGE):
             raise ValueError(
-                f"{saved} is another recipe than the one given, {differing}: continue without "
-                "other options, or train in another folder"
+                f"{saved} is another recipe than the one given, {differing}: continue with no "
+                "options but those of data and hardware, or train in another folder"
             )
         if resumable(run / LAST) is None and has_changed(saved):  # no checkpoint to compare with
             raise BrokenFileError(

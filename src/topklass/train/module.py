@@ -13,8 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
 from topklass.data import cutmix, generator
+from topklass.functional.accuracy import among_largest, count_by_class, list_lengths
 from topklass.metrics import TopKAccuracy
 from topklass.train.batches import Batch
+from topklass.train.heads import FusedHead, Head, PlainHead
 from topklass.train.recipe import Recipe
 
 
@@ -38,7 +40,8 @@ class Classifier(L.LightningModule):
         steps: int,
     ) -> None:
         super().__init__()
-        self.network, self.criterion = network, criterion
+        self.network, self.criterion, self.classes = network, criterion, classes
+        self.head: Head = FusedHead(network, classes) if recipe.fused_head else PlainHead()
         self.network_in_training: Callable[[Tensor], Any] = self.forward
         if recipe.compile:  # one graph of all launches, which bound small steps
             self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
@@ -52,8 +55,8 @@ class Classifier(L.LightningModule):
         self.train_loss = MeanMetric(nan_strategy="disable")  # looking for NaN waits for the GPU
         if not torch.backends.mps.is_available():  # the same in any order of additions
             self.train_loss.set_dtype(torch.float64)
-        self.train_accuracy = TopKAccuracy(classes, ks, average=recipe.average)
-        self.validation_accuracy = TopKAccuracy(classes, ks, average=recipe.average)
+        self.train_accuracy = RankAccuracy(classes, ks, average=recipe.average)
+        self.validation_accuracy = RankAccuracy(classes, ks, average=recipe.average)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of images."""
@@ -79,20 +82,20 @@ class Classifier(L.LightningModule):
         """The loss of a batch."""
         images, labels = batch
         images, others, own = self._mixed(images, labels)
-        logits = self.network_in_training(images)
-        loss: Tensor = self.criterion(logits, labels)
+        output = self.network_in_training(images)
+        loss = self.head.loss(self.criterion, output, labels)
         if own < 1:
-            loss = own * loss + (1 - own) * self.criterion(logits, others)
-        self.train_accuracy.update(logits.detach(), labels)
-        self.train_loss.update(loss.detach().float())  # all batches have the same size
+            loss = own * loss + (1 - own) * self.head.loss(self.criterion, output, others)
+        self.train_accuracy.update(self.head.ranks(output, labels), labels)
+        self.train_loss.update(loss.detach().float(), len(labels))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracies of a batch."""
         images, labels = batch
-        logits = self(images)
-        self.validation_accuracy.update(logits, labels)
-        loss = self.criterion(logits, labels).float()
+        output = self(images)
+        self.validation_accuracy.update(self.head.ranks(output, labels), labels)
+        loss = self.head.loss(self.criterion, output, labels).float()
         self.log("validation/loss", loss, batch_size=len(labels), sync_dist=True)
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -147,7 +150,8 @@ class Classifier(L.LightningModule):
         """Images with parts of others, the others' labels, and the weight of their own labels."""
         if not self.recipe.cutmix:
             return images, labels, 1.0
-        stream = generator(self.recipe.seed, "cutmix", self.global_step, self.global_rank)
+        rank = 0 if self.recipe.shard_classes else self.global_rank  # all labels in one loss
+        stream = generator(self.recipe.seed, "cutmix", self.global_step, rank)
         if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
             return images, labels, 1.0
         images, order, own = cutmix(images, stream)
@@ -166,6 +170,15 @@ class Classifier(L.LightningModule):
         assert isinstance(values, dict)
         named = {f"{split}/{name}": value for name, value in values.items()}
         self.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+
+
+class RankAccuracy(TopKAccuracy):
+    """Top-k accuracy from the ranks of labels among the logits."""
+
+    def update(self, ranks: Tensor, target: Tensor) -> None:
+        """Count ranks below k."""
+        right = among_largest(ranks, list_lengths(self.k, self.num_classes))
+        self._add(*count_by_class(right, target, self.num_classes, self.ignore_index))
 
 
 def log_mean(module: L.LightningModule, name: str, metric: MeanMetric) -> None:
