@@ -23,15 +23,24 @@ RANK_BYTES = 2**28
 class Head(Protocol):
     """Computes loss and ranks from what the network returns, and the labels of its images."""
 
+    rank: int
+    processes: int
+    """Those that compute together."""
+
     def loss(self, criterion: nn.Module, output: object, labels: Tensor) -> Tensor:
         """The loss of the samples; the mean over processes is that of the whole batch."""
 
     def ranks(self, output: object, labels: Tensor) -> Tensor:
         """How many logits are larger than the label's."""
 
+    def in_order(self, ranks: Tensor) -> Tensor:
+        """Ranks of all samples, of which each process has its share, in the order of samples."""
+
 
 class PlainHead:
     """The network returns logits."""
+
+    rank, processes = 0, 1
 
     def loss(self, criterion: nn.Module, output: object, labels: Tensor) -> Tensor:
         """The criterion of the logits."""
@@ -42,6 +51,10 @@ class PlainHead:
         """Ranks of the labels."""
         assert isinstance(output, Tensor)
         return target_rank(output.detach(), labels)
+
+    def in_order(self, ranks: Tensor) -> Tensor:
+        """All ranks are here."""
+        return ranks
 
 
 class Layer(NamedTuple):

@@ -41,10 +41,10 @@ class ShardedHead:
     """
 
     def __init__(self, network: nn.Module, classes: int, device: torch.device) -> None:
-        self.ranks_of_group, self.rank = dist.get_world_size(), dist.get_rank()
-        check_processes(self.ranks_of_group, classes)
+        self.processes, self.rank = dist.get_world_size(), dist.get_rank()
+        check_processes(self.processes, classes)
         self.classes = classes
-        self.mesh = init_device_mesh(device.type, (self.ranks_of_group,))
+        self.mesh = init_device_mesh(device.type, (self.processes,))
         self.name, head = find_head(network, classes)
         self.parameters = [name for name, _ in head.named_parameters(recurse=False)]
         for name in self.parameters:
@@ -64,7 +64,7 @@ class ShardedHead:
 
     def bounds(self, rank: int) -> range:
         """The classes of a process, as DTensor and ``torch.chunk`` divide them."""
-        size = -(-self.classes // self.ranks_of_group)
+        size = -(-self.classes // self.processes)
         return range(self.classes)[rank * size : (rank + 1) * size]
 
     def part(self, whole: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class ShardedHead:
                     dist.send(part.detach().contiguous(), 0)
                 return part
             result = torch.empty(self.classes, *part.shape[1:], dtype=part.dtype)
-            for rank in range(self.ranks_of_group):
+            for rank in range(self.processes):
                 rows = self.bounds(rank)
                 received = part if rank == 0 else part.new_empty(len(rows), *part.shape[1:])
                 if rank > 0 and len(rows):
@@ -104,10 +104,18 @@ class ShardedHead:
         found = sharded_target_rank(output.to_local().detach(), all_rows(labels))
         return found[own : own + len(labels)]
 
+    def in_order(self, ranks: Tensor) -> Tensor:
+        """Ranks of all samples, which processes take in turn."""
+        parts = torch.split(all_rows(ranks), rows_of_processes(ranks))
+        result = ranks.new_empty(sum(map(len, parts)))
+        for rank, part in enumerate(parts):
+            result[rank :: self.processes] = part
+        return result
+
     def _take_all_features(self, head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         (features,) = inputs
         if features.requires_grad:  # DDP divides by the number of processes
-            features.register_hook(lambda gradient: gradient * self.ranks_of_group)  # type: ignore[no-untyped-call]
+            features.register_hook(lambda gradient: gradient * self.processes)  # type: ignore[no-untyped-call]
         return (copied(all_rows(features), None),)
 
     def _return_sharded(self, head: nn.Module, inputs: object, logits: Tensor) -> Tensor:
