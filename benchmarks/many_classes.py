@@ -23,10 +23,10 @@ WAYS = {
     "layer and loss in one": ["--fused-head"],
     "classes split over two processes": ["--shard-classes"],
 }
-DATA = "classes=2000 per_class=5 validation_per_class=1 test_per_class=4 size=20"
+DATA = "classes=2000 per_class=10 validation_per_class=1 test_per_class=4 size=16"
 RECIPE = (
-    "--data glyphs --pad 2 --border edge --loss smooth --learning-rate 0.3 --epochs 10 "
-    "--batch-size 50 --devices 2"
+    "--data glyphs --pad 2 --border edge --loss smooth --learning-rate 0.8 --epochs 8 "
+    "--batch-size 250 --devices 2"
 )
 QUICK = ["--option", "classes=100", "--epochs", "1"]
 
