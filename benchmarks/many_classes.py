@@ -17,7 +17,7 @@ from benchmarks.environment import describe, write
 from benchmarks.markdown import hardware, table
 
 FOLDER = Path("runs/many-classes")
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2, 3)
 WAYS = {
     "layer, then loss": [],
     "layer and loss in one": ["--fused-head"],
