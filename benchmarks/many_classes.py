@@ -3,7 +3,6 @@
 Each run is a command ``topklass train`` with two processes; a finished one is not repeated.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 
 from benchmarks.environment import describe, write
 from benchmarks.markdown import hardware, table
+from topklass.train.details import read_result
 
 FOLDER = Path("runs/many-classes")
 SEEDS = (0, 1, 2, 3)
@@ -48,13 +48,13 @@ def row(way: str, seed: int, quick: bool) -> dict[str, Any]:
     if (run / "recipe.yaml").exists():
         command = ["--resume"]
     print(f"{way}, seed {seed}", flush=True)
-    subprocess.run(
-        [sys.executable, "-m", "topklass", "train", "--folder", str(run), *command],
-        check=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    result = json.loads((run / "result.json").read_text())
-    accuracy = result["test"]["micro"]
+    if not (run / "result.json").exists():
+        subprocess.run(
+            [sys.executable, "-m", "topklass", "train", "--folder", str(run), *command],
+            check=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+    accuracy = read_result(run)["test"]["micro"]
     return {"way": way, "seed": seed, "top1": accuracy["1"], "top5": accuracy["5"]}
 
 
