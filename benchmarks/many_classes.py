@@ -14,7 +14,6 @@ import torch
 
 from benchmarks.environment import describe, write
 from benchmarks.markdown import hardware, table
-from topklass.train.details import read_result
 
 FOLDER = Path("runs/many-classes")
 SEEDS = (0, 1, 2, 3)
@@ -39,6 +38,8 @@ def main(quick: bool) -> None:
 
 def row(way: str, seed: int, quick: bool) -> dict[str, Any]:
     """Train, if that is not done yet, and read the result."""
+    from topklass.train.details import read_result  # needs topklass[train]
+
     name = f"{list(WAYS).index(way)}-{seed}" + ("-quick" if quick else "")
     run = FOLDER / name
     options = [word for each in DATA.split() for word in ("--option", each)]
