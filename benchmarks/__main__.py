@@ -12,6 +12,7 @@ from benchmarks import (
     linear,
     long_tail,
     loss_pictures,
+    many_classes,
     noise,
     prediction,
     speed,
@@ -42,6 +43,8 @@ def main() -> None:
     layers = commands.add_parser("linear", help="a last layer and its loss: time, memory, error")
     layers.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
     layers.add_argument("--smoke", action="store_true", help="small layers, to try it out")
+    many = commands.add_parser("many-classes", help="training with 2,000 classes, on the CPU")
+    many.add_argument("--quick", action="store_true", help="100 classes, one epoch, to try it out")
     commands.add_parser("tables", help="tables and plots of the documents from the results")
     commands.add_parser("pictures", help="losses and the algorithm, for the documents")
     arguments = parser.parse_args()
@@ -56,6 +59,8 @@ def main() -> None:
         long_tail.main(arguments.logits, arguments.quick)
     elif arguments.command == "linear":
         linear.main(torch.device(arguments.device), arguments.smoke)
+    elif arguments.command == "many-classes":
+        many_classes.main(arguments.quick)
     elif arguments.command == "noise":
         noise.main(arguments.quick)
     else:

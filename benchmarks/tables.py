@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks import linear_tables, noise_tables, prediction_tables, speed_tables, study_tables
+from benchmarks import (
+    linear_tables,
+    many_classes,
+    noise_tables,
+    prediction_tables,
+    speed_tables,
+    study_tables,
+)
 from benchmarks.environment import ROOT, read
 
 Render = Callable[[dict[str, Any]], str]
@@ -68,6 +75,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield "long-tail", prediction_tables.long_tail(record)
     if record := read("linear-gpu"):
         yield from ((name, render(record)) for name, render in LINEAR.items())
+    if record := read("many-classes"):
+        yield "many-classes", many_classes.accuracies(record)
     if record := read("noise"):
         yield "noise", noise_tables.noise(record)
     for place in ("cpu", "gpu"):

@@ -40,7 +40,8 @@ def check(criterion: Any, logits: Tensor, target: Tensor, mesh: Any, placements:
         mine = distribute_tensor(logits, mesh, placements).requires_grad_()
         given = target if of_target is None else distribute_tensor(target, mesh, of_target)
         loss = criterion(mine, given)
-        kept = of_rows(placements) if criterion.reduction == "none" else [Replicate()] * mesh.ndim
+        reduction = getattr(criterion, "criterion", criterion).reduction
+        kept = of_rows(placements) if reduction == "none" else [Replicate()] * mesh.ndim
         assert list(loss.placements) == kept
         torch.testing.assert_close(loss.full_tensor(), expected)
         if expected.dim():
@@ -56,6 +57,7 @@ def all_meshes() -> None:
     target[1] = -100
     weight, margin = torch.rand(CLASSES), torch.rand(CLASSES)
     chances = torch.rand(ROWS, CLASSES)
+    counts = torch.arange(1, CLASSES + 1)
     for mesh in meshes():
         for placements in PLACEMENTS[mesh.ndim]:
             for criterion in (
@@ -63,6 +65,9 @@ def all_meshes() -> None:
                 topklass.SmoothTopKLoss(3, weight=weight, reduction="none"),
                 topklass.ShortListLoss(3, reduction="sum"),
                 topklass.NoisedTopKLoss(3, epsilon=0.0),
+                topklass.LDAMLoss(margin, scale=3.0),
+                topklass.LogitAdjustment(topklass.SmoothTopKLoss(3), counts),
+                topklass.DeferredReweighting(topklass.SmoothTopKLoss(3), counts, start=0),
             ):
                 check(criterion, logits, target, mesh, placements)
             criterion = topklass.TopKCrossEntropyLoss(2, weight=weight)

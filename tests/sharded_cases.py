@@ -27,6 +27,7 @@ from topklass.distributed import (
     sharded_noised_topk_loss,
     sharded_predict_topk,
     sharded_smooth_topk_loss,
+    sharded_target_rank,
     sharded_topk_accuracy,
     sharded_topk_cross_entropy,
 )
@@ -302,6 +303,8 @@ def accuracy() -> None:
             ours = sharded_topk_accuracy(logits[:, own()], target, k, average)
             expected = TF.topk_accuracy(logits, target, k, average)
             torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+    ranks = sharded_target_rank(logits[:, own()], target)
+    assert torch.equal(ranks, TF.target_rank(logits, target))
     with raises(ValueError, f"k must be from 1 to {CLASSES}, the number of classes"):
         sharded_topk_accuracy(logits[:, own()], target, CLASSES + 1)
 

@@ -12,6 +12,7 @@ import torch
 from image_folders import write_folder
 from test_train_details import epochs
 from test_train_engine import assert_same_weights, weights
+from topklass.train import Recipe
 from topklass.train.sharding import Sharded, strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
@@ -47,8 +48,8 @@ t.train(plain, folder / "ddp-part", dataset=t.toy(), resume=True)
 
 
 def test_names():
-    assert isinstance(strategy("fsdp"), Sharded)
-    assert strategy("ddp") == "ddp"
+    assert isinstance(strategy(Recipe(strategy="fsdp")), Sharded)
+    assert strategy(Recipe(strategy="ddp")) == "ddp"
 
 
 @pytest.mark.slow

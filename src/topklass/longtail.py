@@ -18,7 +18,7 @@ from topklass._checks import (
     is_integer,
     is_number,
 )
-from topklass._transforms import can_read_values
+from topklass._transforms import can_read_values, is_dtensor
 from topklass.functional._contract import result_dtype
 
 
@@ -361,10 +361,13 @@ class LogitAdjustment(_AroundLoss):
         shape = [1] * logits.dim()
         shape[class_dimension(logits, self.dim)] = -1
         wide = _float32(logits)
-        adjusted = wide + self.strength * self.temperature * self.log_prior.to(wide.dtype).view(
-            shape
-        )
-        return adjusted.to(result_dtype(logits))
+        prior = self.strength * self.temperature * self.log_prior.to(wide.dtype).view(shape)
+        if is_dtensor(wide):
+            from torch.distributed.tensor import DTensor, Replicate
+
+            mesh = wide.device_mesh
+            prior = DTensor.from_local(prior, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return (wide + prior).to(result_dtype(logits))
 
     def extra_repr(self) -> str:
         """Show the strength and the number of classes."""

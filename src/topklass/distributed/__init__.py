@@ -21,7 +21,11 @@ from topklass.distributed.losses import (
     sharded_smooth_topk_loss,
     sharded_topk_cross_entropy,
 )
-from topklass.distributed.ranking import sharded_predict_topk, sharded_topk_accuracy
+from topklass.distributed.ranking import (
+    sharded_predict_topk,
+    sharded_target_rank,
+    sharded_topk_accuracy,
+)
 
 __all__ = [
     "ClassShards",
@@ -29,6 +33,7 @@ __all__ = [
     "sharded_noised_topk_loss",
     "sharded_predict_topk",
     "sharded_smooth_topk_loss",
+    "sharded_target_rank",
     "sharded_topk_accuracy",
     "sharded_topk_cross_entropy",
 ]

@@ -65,23 +65,70 @@ def sharded_topk_accuracy(
         A scalar for one k, or (C) if not averaged, and one more dimension in front for several k.
     """
     with Agreement("sharded_topk_accuracy", group) as agreement:
-        agreement.classes = check_logits(local_logits, dim)
-        if check_target(local_logits, target, dim):
-            raise TypeError("target must hold class indices, got class probabilities")
-        check_same_device(local_logits, target=target)
         check_average(average)
         ks = list_lengths(k)
-        agreement.facts |= {
-            "k": fact(ks),
-            "ignore_index": int(ignore_index),
-            "the number of rows": target.numel(),
-            "the logits' dtype": str(local_logits.dtype),
-        }
+        agreement.facts["k"] = fact(ks)
+        _agree(agreement, local_logits, target, dim, ignore_index)
     shards = agreement.shards
-    classes = shards.classes
-    list_lengths(ks, classes)
+    list_lengths(ks, shards.classes)
+    ranks = _ranks(local_logits, target, dim, ignore_index, shards)
+    hits, samples = count_by_class(among_largest(ranks, ks), target, shards.classes, ignore_index)
+    accuracy = averaged(hits, samples, average)
+    return accuracy if isinstance(k, Sequence) else accuracy[0]
+
+
+@uncompiled
+@torch.no_grad()
+def sharded_target_rank(
+    local_logits: Tensor,
+    target: Tensor,
+    *,
+    group: ProcessGroup | ClassShards | None = None,
+    dim: int = 1,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Rank of the label among logits whose classes are split over ranks of a group.
+
+    What :func:`topklass.functional.target_rank` returns for all classes, on every rank of the
+    group: how many logits are larger than that of the label. It tells for every k whether a list
+    holds the label.
+
+    Args:
+        local_logits: of this rank's classes, (n), (N, n) or (N, n, d1, …).
+        target: class indices among all classes, the same on all ranks.
+        group: the process group, or :class:`ClassShards`.
+        dim: the class dimension.
+        ignore_index: a target that is no label.
+
+    Returns:
+        Integers of the target's shape, from 0 to the number of all classes.
+    """
+    with Agreement("sharded_target_rank", group) as agreement:
+        _agree(agreement, local_logits, target, dim, ignore_index)
+    return _ranks(local_logits, target, dim, ignore_index, agreement.shards).reshape(target.shape)
+
+
+def _agree(
+    agreement: Agreement, logits: Tensor, target: Tensor, dim: int, ignore_index: int
+) -> None:
+    """Check the arguments of a rank, and note what must be the same on all ranks."""
+    agreement.classes = check_logits(logits, dim)
+    if check_target(logits, target, dim):
+        raise TypeError("target must hold class indices, got class probabilities")
+    check_same_device(logits, target=target)
+    agreement.facts |= {
+        "ignore_index": int(ignore_index),
+        "the number of rows": target.numel(),
+        "the logits' dtype": str(logits.dtype),
+    }
+
+
+def _ranks(
+    logits: Tensor, target: Tensor, dim: int, ignore_index: int, shards: ClassShards
+) -> Tensor:
+    """How many logits of all ranks are larger than the label's, (R, 1)."""
     labels = target.reshape(-1, 1).long()
-    scores = to_rows(local_logits.detach(), dim)
+    scores = to_rows(logits.detach(), dim)
     here = labels - shards.start
     absent = (here < 0) | (here >= shards.size) | (labels == ignore_index)
     own = F.pad(scores, (0, 1)).gather(1, here.masked_fill(absent, shards.size))
@@ -96,10 +143,7 @@ def sharded_topk_accuracy(
 
     larger, spoilt = all_reduce(by_rows(count, scores, score, cost=16), shards.group).unbind(1)
     never = wrong | (score == -inf) | score.isnan() | (spoilt.unsqueeze(1) > 0)
-    ranks = larger.unsqueeze(1).masked_fill(never, classes)
-    hits, samples = count_by_class(among_largest(ranks, ks), target, classes, ignore_index)
-    accuracy = averaged(hits, samples, average)
-    return accuracy if isinstance(k, Sequence) else accuracy[0]
+    return larger.unsqueeze(1).masked_fill(never, shards.classes)
 
 
 @uncompiled

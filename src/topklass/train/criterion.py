@@ -27,6 +27,10 @@ class LossInfo:
     matched: Callable[..., nn.Module] | None = None
     """The same loss on the scale of cross-entropy, so that its learning rate fits, if that differs.
     """
+    sharded: bool = False
+    """Whether it serves classes that are split over processes."""
+    fused: bool = False
+    """Whether it can be computed together with the last layer."""
     on_cosines: dict[str, float] = field(default_factory=dict)
     """Options for a cosine head, unless they are given."""
     on_logits: dict[str, float] = field(default_factory=dict)
@@ -72,25 +76,37 @@ LOSSES = {
         topklass.ShortListLoss,
         "the first guess and the list in one, with label smoothing: the one to try first",
         ("first_guess", "temperature"),
+        sharded=True,
+        fused=True,
     ),
     "cross-entropy": LossInfo(
-        make_cross_entropy, "the usual loss, for one guess", ("temperature",), takes_k=False
+        make_cross_entropy,
+        "the usual loss, for one guess",
+        ("temperature",),
+        takes_k=False,
+        sharded=True,
+        fused=True,
     ),
     "smooth": LossInfo(
         topklass.SmoothTopKLoss,
         "smooth top-k SVM (Berrada et al. 2018)",
         ("tau", "margin", "temperature"),
         matched=make_matched_smooth,
+        sharded=True,
+        fused=True,
     ),
     "topk-cross-entropy": LossInfo(
         make_topk_cross_entropy,
         "−log of the probability that a list holds the label",
         ("first_guess", "margin", "temperature"),
+        sharded=True,
+        fused=True,
     ),
     "noised": LossInfo(
         topklass.NoisedTopKLoss,
         "noised top-k hinge (Garcin et al. 2022)",
         ("epsilon", "samples", "margin", "scale"),
+        sharded=True,
         on_cosines={"epsilon": 0.01, "margin": 0.2, "scale": 60.0},
     ),
     "noised-imbalanced": LossInfo(
@@ -98,6 +114,7 @@ LOSSES = {
         "the same with a margin for each class, for long tails and cosine scores",
         ("epsilon", "samples", "margin", "scale"),
         margin_by_count=True,
+        sharded=True,
         on_cosines={"epsilon": 0.01, "scale": 60.0},
     ),
     "calibrated-hinge": LossInfo(
@@ -115,6 +132,7 @@ LOSSES = {
         ("margin", "scale"),
         takes_k=False,
         margin_by_count=True,
+        sharded=True,
         on_logits={"scale": 1.0},
     ),
     "focal": LossInfo(

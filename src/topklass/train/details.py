@@ -12,7 +12,6 @@ from torch import Tensor
 
 from topklass._provenance import processor
 from topklass.data import Dataset, Split
-from topklass.functional import target_rank
 from topklass.train.records import REMAKE, naming, read_record
 
 RESULT, DETAILS = "result.json", "details.json"
@@ -67,12 +66,12 @@ def read_details(run: Path) -> dict[str, Any]:
     return record
 
 
-def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) -> dict[str, Any]:
+def details(dataset: Dataset, ranks: Tensor, epochs: list[dict[str, float]]) -> dict[str, Any]:
     """The record of a run beside its result.
 
     Args:
         dataset: what it was trained and tested on.
-        logits: of the test images, (N, C).
+        ranks: of the test labels, (N).
         epochs: what was logged in each.
 
     Returns:
@@ -85,7 +84,7 @@ def details(dataset: Dataset, logits: Tensor, epochs: list[dict[str, float]]) ->
         "classes": printable(dataset.classes),
         "counts": dataset.counts.tolist(),
         "labels": labels.tolist(),
-        "ranks": target_rank(logits, labels).tolist(),
+        "ranks": ranks.tolist(),
         "images": digest(dataset.test),
         "epochs": epochs,
     }

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -22,6 +22,7 @@ from topklass import models
 from topklass._files import ADVICE, WriteError, lock_folder, remove_parts
 from topklass._provenance import commit, versions
 from topklass.data import Dataset, Split, cutout, random_crop
+from topklass.functional.accuracy import among_largest, averaged, count_by_class
 from topklass.train.batches import Batch, EvaluationBatches, ShuffledBatches, TrainingBatches
 from topklass.train.criterion import loss_info
 from topklass.train.details import DETAILS, RESULT, details, hardware, read_details, read_result
@@ -29,20 +30,27 @@ from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatch
 from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
 from topklass.train.files import load_checkpoint, put_in_place
+from topklass.train.heads import Head, PlainHead, find_head
 from topklass.train.module import Classifier
 from topklass.train.problem import naming_recipe, prepare_data, with_validation
-from topklass.train.processes import ending_with_launcher, warn_of_few_cores
+from topklass.train.processes import (
+    ending_with_launcher,
+    naming_ended_ranks,
+    warn_of_few_cores,
+)
 from topklass.train.recipe import Recipe, changes, has_changed
 from topklass.train.records import BrokenFileError, write_record
 from topklass.train.restore import (
     BEST,
     LAST,
+    MAY_CHANGE,
     RECIPE,
     load_from,
     load_weights,
     read_recipe,
     resumable,
 )
+from topklass.train.sharded_head import ShardedHead, check_processes
 from topklass.train.signature import (
     build_network,
     load_signature,
@@ -114,6 +122,10 @@ def _train(
     batches = training_batches(recipe, dataset.train)
     assert dataset.validation is not None
     validation = evaluation_batches(recipe, dataset.validation)
+    processes = recipe.devices * recipe.nodes
+    if recipe.shard_classes and processes > 1:
+        find_head(network, len(dataset.classes))
+        check_processes(processes, len(dataset.classes))
     if first and console is not None:
         console.print(description(recipe, dataset, network), markup=False, soft_wrap=True)
     if first and console is not None and recipe.match and loss_info(recipe.loss).matched:
@@ -121,6 +133,7 @@ def _train(
             "The loss is taken on the scale of cross-entropy, whose learning rate then fits it "
             "(--no-match for the paper's scale)."
         )
+    parameters = models.count_parameters(network)  # before it is divided
     module = Classifier(
         network,
         recipe.criterion(dataset.counts),
@@ -157,11 +170,22 @@ def _train(
             if recipe.compile:  # free its graphs; a process may have but a few compilations
                 torch.compiler.reset()
         seconds = time.perf_counter() - module.began
+        sharded = isinstance(module.head, ShardedHead)
+        if not (first or sharded):
+            return {}
+        if not sharded:  # the trained one may be in pieces
+            network, module.head = build_network(recipe, signature), PlainHead()
+        with naming_ended_ranks(trainer):
+            tested = test_checkpoints(recipe, run, dataset.test, network.to(device), module.head)
         if not first:
             return {}
         write_epochs(run / METRICS, module.epochs)
-        network = build_network(recipe, signature).to(device)  # the trained one may be in pieces
-        return finish(recipe, run, dataset, network, seconds, module.epochs)
+        measured = {
+            "parameters": parameters,
+            "seconds": round(seconds, 1),
+            "hardware": hardware(device),
+        }
+        return finish(recipe, run, dataset, tested, module.epochs, measured)
 
 
 def is_complete(run: Path) -> bool:
@@ -214,10 +238,10 @@ def check_run(recipe: Recipe, run: Path, resume: bool) -> None:
     if resume:
         if not saved.exists():
             raise FileNotFoundError(f"there is no run to continue in {run}: it has no {RECIPE}")
-        if differing := changes(recipe, read_recipe(run)):
+        if differing := changes(recipe, read_recipe(run), MAY_CHANGE):
             raise ValueError(
-                f"{saved} is another recipe than the one given, {differing}: continue without "
-                "other options, or train in another folder"
+                f"{saved} is another recipe than the one given, {differing}: continue with no "
+                "options but those of data and hardware, or train in another folder"
             )
         if resumable(run / LAST) is None and has_changed(saved):  # no checkpoint to compare with
             raise BrokenFileError(
@@ -255,49 +279,64 @@ def evaluation_batches(recipe: Recipe, split: Split) -> EvaluationBatches | File
     return FileEvaluationBatches(images, labels, recipe.batch_size, view, workers)
 
 
+class Tested(NamedTuple):
+    """A checkpoint on the test images."""
+
+    epoch: int
+    ranks: Tensor
+    """How many logits are larger than the label's, (N)."""
+
+
+def test_checkpoints(
+    recipe: Recipe, run: Path, test: Split, network: nn.Module, head: Head
+) -> tuple[Tested, Tested]:
+    """The best and the last checkpoint on the test images."""
+    best = load_checkpoint(run / BEST, predecessor=False)  # that is of another epoch
+    last = load_checkpoint(run / LAST)
+    load_weights(network, best)
+    tested = Tested(best["epoch"], label_ranks(recipe, network, test, head))
+    if last["epoch"] == best["epoch"]:
+        return tested, tested
+    load_weights(network, last)
+    return tested, Tested(last["epoch"], label_ranks(recipe, network, test, head))
+
+
 def finish(
     recipe: Recipe,
     run: Path,
     dataset: Dataset,
-    network: nn.Module,
-    seconds: float,
+    tested: tuple[Tested, Tested],
     epochs: list[dict[str, float]],
+    measured: dict[str, Any],
 ) -> dict[str, Any]:
-    """Measure the best and the last checkpoint on the test set, and write the run's records."""
+    """Write the records of a run that was tested."""
     for path in (run / BEST, run / LAST):
         put_in_place(path)
-    best = load_checkpoint(run / BEST, predecessor=False)  # that is of another epoch
-    last = load_checkpoint(run / LAST)
-    load_weights(network, best)
-    logits = predictions(recipe, network, dataset.test)
-    test = test_last = test_accuracies(logits, dataset.test)
-    if last["epoch"] != best["epoch"]:
-        load_weights(network, last)
-        test_last = test_accuracies(predictions(recipe, network, dataset.test), dataset.test)
+    best, last = tested
     record = {
         "recipe": asdict(recipe),
         "data": dict(dataset.record),
         "classes": len(dataset.classes),
-        "parameters": models.count_parameters(network),
-        "epoch": best["epoch"],
-        "test": test,
-        "test_last": test_last,
-        "seconds": round(seconds, 1),
+        "epoch": best.epoch,
+        "test": test_accuracies(best.ranks, dataset),
+        "test_last": test_accuracies(last.ranks, dataset),
         "versions": versions(),
         "commit": commit(),
-        "hardware": hardware(next(network.parameters()).device),
+        **measured,
     }
-    write_record(run / DETAILS, details(dataset, logits, epochs))
+    write_record(run / DETAILS, details(dataset, best.ranks, epochs))
     write_record(run / RESULT, record)
     return record
 
 
-def test_accuracies(logits: Tensor, test: Split) -> dict[str, dict[str, float]]:
+def test_accuracies(ranks: Tensor, dataset: Dataset) -> dict[str, dict[str, float]]:
     """Accuracies of lists by average and by length, for JSON."""
-    lengths, accuracy = accuracies(logits, test.labels.cpu())
+    labels, classes = dataset.test.labels.cpu(), len(dataset.classes)
+    lengths = tuple(k for k in LENGTHS if k <= classes)
+    counts = count_by_class(among_largest(ranks, lengths), labels, classes, ignore_index=-100)
     return {
-        average: dict(zip(map(str, lengths), values, strict=True))
-        for average, values in accuracy.items()
+        average: dict(zip(map(str, lengths), averaged(*counts, average).tolist(), strict=True))
+        for average in ("micro", "macro")
     }
 
 
@@ -308,6 +347,19 @@ def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, lis
         average: topklass.topk_accuracy(logits, labels, lengths, average).tolist()
         for average in ("micro", "macro")
     }
+
+
+@torch.no_grad()
+def label_ranks(recipe: Recipe, network: nn.Module, split: Split, head: Head) -> Tensor:
+    """Ranks of all labels, on the CPU; logits are those of a batch at most."""
+    network.eval()
+    device = next(network.parameters()).device
+    batches = evaluation_batches(recipe, split)
+    batches.share(head.rank, head.processes, device)
+    found = [
+        head.ranks(network(images.to(device)), labels.to(device)) for images, labels in batches
+    ]
+    return head.in_order(torch.cat(found)).cpu()
 
 
 @torch.no_grad()

@@ -14,9 +14,11 @@ from torchmetrics import MeanMetric, Metric
 
 from topklass import SparseTarget
 from topklass.data import cutmix, generator
+from topklass.functional.accuracy import among_largest, count_by_class, list_lengths
 from topklass.losses import ClassificationLoss
 from topklass.metrics import TopKAccuracy
 from topklass.train.batches import Batch
+from topklass.train.heads import FusedHead, Head, PlainHead
 from topklass.train.recipe import Recipe
 
 
@@ -40,7 +42,8 @@ class Classifier(L.LightningModule):
         steps: int,
     ) -> None:
         super().__init__()
-        self.network, self.criterion = network, criterion
+        self.network, self.criterion, self.classes = network, criterion, classes
+        self.head: Head = FusedHead(network, classes) if recipe.fused_head else PlainHead()
         self.network_in_training: Callable[[Tensor], Any] = self.forward
         if recipe.compile:  # one graph of all launches, which bound small steps
             self.network_in_training = torch.compile(self.forward, mode="reduce-overhead")
@@ -54,8 +57,8 @@ class Classifier(L.LightningModule):
         self.train_loss = MeanMetric(nan_strategy="disable")  # looking for NaN waits for the GPU
         if not torch.backends.mps.is_available():  # the same in any order of additions
             self.train_loss.set_dtype(torch.float64)
-        self.train_accuracy = TopKAccuracy(classes, ks, average=recipe.average)
-        self.validation_accuracy = TopKAccuracy(classes, ks, average=recipe.average)
+        self.train_accuracy = RankAccuracy(classes, ks, average=recipe.average)
+        self.validation_accuracy = RankAccuracy(classes, ks, average=recipe.average)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of images."""
@@ -81,18 +84,18 @@ class Classifier(L.LightningModule):
         """The loss of a batch."""
         images, labels = batch
         images, others, own = self._mixed(images, labels)
-        logits = self.network_in_training(images)
-        loss = self._loss(logits, labels, others, own)
-        self.train_accuracy.update(logits.detach(), labels)
-        self.train_loss.update(loss.detach().float())  # all batches have the same size
+        output = self.network_in_training(images)
+        loss = self._loss(output, labels, others, own)
+        self.train_accuracy.update(self.head.ranks(output, labels), labels)
+        self.train_loss.update(loss.detach().float(), len(labels))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and accuracies of a batch."""
         images, labels = batch
-        logits = self(images)
-        self.validation_accuracy.update(logits, labels)
-        loss = self.criterion(logits, labels).float()
+        output = self(images)
+        self.validation_accuracy.update(self.head.ranks(output, labels), labels)
+        loss = self.head.loss(self.criterion, output, labels).float()
         self.log("validation/loss", loss, batch_size=len(labels), sync_dist=True)
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -147,24 +150,25 @@ class Classifier(L.LightningModule):
         """Images with parts of others, the others' labels, and the weight of their own labels."""
         if not self.recipe.cutmix:
             return images, labels, 1.0
-        stream = generator(self.recipe.seed, "cutmix", self.global_step, self.global_rank)
+        rank = 0 if self.recipe.shard_classes else self.global_rank  # all labels in one loss
+        stream = generator(self.recipe.seed, "cutmix", self.global_step, rank)
         if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
             return images, labels, 1.0
         images, order, own = cutmix(images, stream)
         return images, labels[order], own
 
-    def _loss(self, logits: Tensor, labels: Tensor, others: Tensor, own: float) -> Tensor:
+    def _loss(self, output: object, labels: Tensor, others: Tensor, own: float) -> Tensor:
         """The loss of labels that count by their shares."""
-        loss: Tensor
-        if own < 1 and isinstance(self.criterion, ClassificationLoss):
+        together = isinstance(self.criterion, ClassificationLoss) and self.head.processes == 1
+        if own < 1 and together:
             both = torch.stack([labels, others], 1)
             first = torch.arange(2, device=both.device) == 0
             shares = torch.where(first, own, 1 - own).expand(both.shape)
-            loss = self.criterion(logits, SparseTarget(both, shares))
-        else:  # a loss from elsewhere may take class indices only
-            loss = self.criterion(logits, labels)
-            if own < 1:
-                loss = own * loss + (1 - own) * self.criterion(logits, others)
+            return self.head.loss(self.criterion, output, SparseTarget(both, shares))
+        # A loss from elsewhere may take class indices only, as those of split classes do.
+        loss = self.head.loss(self.criterion, output, labels)
+        if own < 1:
+            loss = own * loss + (1 - own) * self.head.loss(self.criterion, output, others)
         return loss
 
     def _metrics(self) -> tuple[Metric, ...]:
@@ -180,6 +184,15 @@ class Classifier(L.LightningModule):
         assert isinstance(values, dict)
         named = {f"{split}/{name}": value for name, value in values.items()}
         self.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+
+
+class RankAccuracy(TopKAccuracy):
+    """Top-k accuracy from the ranks of labels among the logits."""
+
+    def update(self, ranks: Tensor, target: Tensor) -> None:
+        """Count ranks below k."""
+        right = among_largest(ranks, list_lengths(self.k, self.num_classes))
+        self._add(*count_by_class(right, target, self.num_classes, self.ignore_index))
 
 
 def log_mean(module: L.LightningModule, name: str, metric: MeanMetric) -> None:

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 import topklass
 from topklass._checks import is_number
 from topklass._files import write_whole
-from topklass.train.criterion import build_loss, did_you_mean, loss_info, unknown_options
+from topklass.train.criterion import (
+    LOSSES,
+    build_loss,
+    did_you_mean,
+    loss_info,
+    unknown_options,
+)
 from topklass.train.records import naming
 
 CHOICES = {
@@ -50,6 +56,8 @@ CHECKSUM = "# checksum: "
 """Begins the next line of it, with a hash of the settings as they were written."""
 AROUND_LOSS = ("label_smoothing", "logit_adjustment", "reweight_from")
 """Settings that change any loss."""
+SHARDED = "fsdp"
+"""The strategy that divides all weights among devices."""
 DATA, NETWORK, LOSS, TRAINING, HARDWARE = "Data", "Network", "Loss", "Training", "Hardware"
 """Groups of settings, in the help of the command."""
 
@@ -160,6 +168,12 @@ class Recipe:
     devices: int = setting(HARDWARE, "Devices per machine.", 1)
     nodes: int = setting(HARDWARE, "Machines.", 1)
     strategy: str = setting(HARDWARE, "Strategy of Lightning: auto, ddp, fsdp, ...", "auto")
+    shard_classes: bool = setting(
+        HARDWARE, "Split the classes of the last layer over the devices.", False
+    )
+    fused_head: bool = setting(
+        HARDWARE, "Take the last layer and the loss in one, without all logits in memory.", False
+    )
     workers: int | None = setting(
         HARDWARE, "Processes per device that read files; by default its cores, at most 16.", None
     )
@@ -182,9 +196,11 @@ class Recipe:
         ):
             if not right:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
-        if self.ema is not None and self.strategy == "fsdp":
+        if self.ema is not None and self.strategy == SHARDED:
             raise ValueError("ema needs whole weights on each device, not strategy='fsdp'")
-        self.loss_options()
+        options = self.loss_options()
+        if self.shard_classes or self.fused_head:
+            self._check_head(options)
 
     @property
     def shorter_side(self) -> int:
@@ -203,11 +219,35 @@ class Recipe:
             raise ValueError(f"the loss {self.loss!r} has no {wrong}")
         return options
 
+    def _check_head(self, options: dict[str, Any]) -> None:
+        """Require settings that the special forms of the last layer work with."""
+        name = "shard_classes" if self.shard_classes else "fused_head"
+        kind = "sharded" if self.shard_classes else "fused"
+        if not getattr(loss_info(self.loss), kind):
+            served = ", ".join(each for each, info in LOSSES.items() if getattr(info, kind))
+            raise ValueError(f"{name} works with the losses {served}, got {self.loss!r}")
+        for right, expected in (
+            (not (self.shard_classes and self.fused_head), "shard_classes or fused_head, not both"),
+            (not self.compile, "compile=False"),
+            (options.get("samples", 1) is not None, "sampled noise, not samples=0"),
+            (self.fused_head or self.strategy in ("auto", "ddp"), "strategy auto or ddp"),
+            (self.fused_head or self.precision != "16-mixed", "precision 32-true or bf16-mixed"),
+            (self.shard_classes or self.strategy != SHARDED, "a strategy other than fsdp"),
+            (self.shard_classes or self.head == "linear", "head='linear'"),
+            (self.shard_classes or self.logit_adjustment is None, "no logit_adjustment"),
+            (self.shard_classes or self.reweight_from is None, "no reweight_from"),
+        ):
+            if not right:
+                raise ValueError(f"{name} needs {expected}")
+
     def criterion(self, counts: Tensor) -> nn.Module:
         """The loss for training samples of these class counts, with all that changes it."""
+        name, k = self.loss, self.k
+        if name == "cross-entropy" and (self.shard_classes or self.fused_head):
+            name, k = "topk-cross-entropy", 1  # the same, of this package
         loss = build_loss(
-            self.loss,
-            self.k,
+            name,
+            k,
             counts,
             self.loss_options(),
             label_smoothing=self.label_smoothing,

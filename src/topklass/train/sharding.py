@@ -13,8 +13,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from topklass.train.files import find_checkpoint
+from topklass.train.recipe import SHARDED, Recipe
+from topklass.train.sharded_head import ShardedClasses
 
-SHARDED = "fsdp"
 PIECE = 1_000_000
 """Parameters from which on a part of the network is gathered by itself."""
 
@@ -45,6 +46,8 @@ class Sharded(FSDPStrategy):
         return checkpoint
 
 
-def strategy(name: str) -> str | Strategy:
-    """Lightning's strategy of that name; for "fsdp" ours."""
-    return Sharded() if name == SHARDED else name
+def strategy(recipe: Recipe) -> str | Strategy:
+    """Lightning's strategy of a recipe; for "fsdp" and for split classes ours."""
+    if recipe.shard_classes and recipe.devices * recipe.nodes > 1:
+        return ShardedClasses()
+    return Sharded() if recipe.strategy == SHARDED else recipe.strategy

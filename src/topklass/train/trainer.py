@@ -293,7 +293,7 @@ def make_trainer(
             max_epochs=recipe.epochs,
             devices=recipe.devices,
             num_nodes=recipe.nodes,
-            strategy=strategy(recipe.strategy),
+            strategy=strategy(recipe),
             benchmark=recipe.compile or None,  # of convolutions
             precision=recipe.precision,  # type: ignore[arg-type]
             accelerator="auto",

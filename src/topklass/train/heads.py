@@ -1,0 +1,139 @@
+"""How the last layer of a network meets the loss in training."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import topklass
+from topklass._targets import Target
+from topklass.functional import (
+    linear_smooth_topk_loss,
+    linear_topk_cross_entropy,
+    target_rank,
+)
+from topklass.longtail import CosineClassifier
+
+RANK_BYTES = 2**28
+"""Memory for logits whose labels are ranked."""
+
+
+class Head(Protocol):
+    """Computes loss and ranks from what the network returns, and the labels of its images."""
+
+    rank: int
+    processes: int
+    """Those that compute together."""
+
+    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
+        """The loss of the samples; the mean over processes is that of the whole batch."""
+
+    def ranks(self, output: object, labels: Tensor) -> Tensor:
+        """How many logits are larger than the label's."""
+
+    def in_order(self, ranks: Tensor) -> Tensor:
+        """Ranks of all samples, of which each process has its share, in the order of samples."""
+
+
+class PlainHead:
+    """The network returns logits."""
+
+    rank, processes = 0, 1
+
+    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
+        """The criterion of the logits."""
+        loss: Tensor = criterion(output, labels)
+        return loss
+
+    def ranks(self, output: object, labels: Tensor) -> Tensor:
+        """Ranks of the labels."""
+        assert isinstance(output, Tensor)
+        return target_rank(output.detach(), labels)
+
+    def in_order(self, ranks: Tensor) -> Tensor:
+        """All ranks are here."""
+        return ranks
+
+
+class Layer(NamedTuple):
+    """A linear layer and its input, in place of its logits."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class FusedHead(PlainHead):
+    """The last layer and the loss in one; in training, logits are made in chunks.
+
+    Args:
+        network: returns a :class:`Layer` from now on, and logits in ``eval()`` mode.
+        classes: its number of logits.
+    """
+
+    def __init__(self, network: nn.Module, classes: int) -> None:
+        head = find_head(network, classes)[1]
+        if not isinstance(head, nn.Linear):
+            raise ValueError(
+                f"fused_head needs a linear last layer, got {type(head).__name__}: take head=linear"
+            )
+        plain = head.forward
+
+        def forward(features: Tensor) -> Tensor | Layer:
+            return Layer(features, head.weight, head.bias) if head.training else plain(features)
+
+        head.forward = forward  # type: ignore[method-assign, assignment]
+
+    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
+        """The criterion's fused form, which never has all logits."""
+        if not isinstance(output, Layer):
+            return super().loss(criterion, output, labels)
+        features, weight, bias = output
+        assert isinstance(criterion, topklass.SmoothTopKLoss | topklass.TopKCrossEntropyLoss)
+        options = {name: value for name, value in criterion.options.items() if name != "dim"}
+        options["linear_bias"] = bias
+        if isinstance(criterion, topklass.SmoothTopKLoss):
+            parameters = (criterion.k, criterion.tau, criterion.margin)
+            return linear_smooth_topk_loss(features, weight, labels, *parameters, **options)
+        return linear_topk_cross_entropy(
+            features,
+            weight,
+            labels,
+            criterion.k,
+            criterion.margin,
+            criterion.temperature,
+            **options,
+        )
+
+    @torch.no_grad()
+    def ranks(self, output: object, labels: Tensor) -> Tensor:
+        """Ranks of the labels, for some rows at a time."""
+        if not isinstance(output, Layer):
+            return super().ranks(output, labels)
+        rows = max(1, RANK_BYTES // (4 * len(output.weight)))
+        parts = zip(*(torch.split(t, rows) for t in (output.features, labels)), strict=True)
+        layer = (output.weight, output.bias)
+        return torch.cat([target_rank(F.linear(part, *layer), own) for part, own in parts])
+
+
+def find_head(network: nn.Module, classes: int) -> tuple[str, nn.Linear | CosineClassifier]:
+    """The last layer of a network, and its name: the last one with so many outputs.
+
+    Example:
+        >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), 8)
+        ('2', Linear(in_features=8, out_features=8, bias=True))
+    """
+    found = [
+        (name, module)
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear | CosineClassifier) and module.out_features == classes
+    ]
+    if not found:
+        raise ValueError(
+            f"the network has no linear layer with {classes} outputs as its last layer: take "
+            "another network, or neither shard_classes nor fused_head"
+        )
+    return found[-1]

@@ -1,0 +1,271 @@
+"""Last layers in one with the loss, and split over processes: the same training as without."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing import get_context, start_processes
+
+import topklass
+from test_train_engine import RECIPE, assert_same_weights, toy, train_until, weights
+from topklass.functional import target_rank
+from topklass.train import Recipe, evaluate, load_run, train
+from topklass.train.criterion import LOSSES
+from topklass.train.heads import FusedHead, Layer, PlainHead, find_head
+from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_processes
+from topklass.train.sharding import strategy
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of Lightning and TensorBoard
+    pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed"),
+]
+get_context("forkserver").set_forkserver_preload(["topklass.train.sharded_head"])
+CLASSES, FEATURES = 7, 5
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, FEATURES), nn.Tanh(), nn.Linear(FEATURES, CLASSES)
+    return nn.Sequential(*layers).double()
+
+
+def assert_close_runs(one: Path, other: Path) -> None:
+    expected = weights(one)
+    assert expected.keys() == weights(other).keys()
+    for name, value in weights(other).items():
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-4, msg=name)
+    accuracies = ((run / "metrics.csv").read_text().splitlines() for run in (one, other))
+    for first, second in zip(*accuracies, strict=True):
+        if not first.startswith("epoch"):
+            pairs = zip(first.split(","), second.split(","), strict=True)
+            assert all(float(a) == pytest.approx(float(b), abs=1e-4) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        topklass.SmoothTopKLoss(2, tau=0.5),
+        topklass.ShortListLoss(3),
+        topklass.TopKCrossEntropyLoss(1),
+    ],
+)
+def test_a_fused_head(criterion, monkeypatch):
+    monkeypatch.setattr("topklass.train.heads.RANK_BYTES", 4 * CLASSES * 2)  # two rows at a time
+    images, labels = torch.randn(5, 4, dtype=torch.float64), torch.randint(CLASSES, (5,))
+    plain, fused = network(), network()
+    head = FusedHead(fused, CLASSES)
+    output = fused(images)
+    assert isinstance(output, Layer)
+    assert torch.equal(head.ranks(output, labels), target_rank(plain(images), labels))
+    loss, expected = head.loss(criterion, output, labels), criterion(plain(images), labels)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for mine, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    fused.eval()
+    assert torch.equal(fused(images), plain(images))
+    assert torch.equal(head.ranks(fused(images), labels), target_rank(plain(images), labels))
+    torch.testing.assert_close(head.loss(criterion, fused(images), labels), expected)
+
+
+@pytest.mark.parametrize("loss", [name for name, info in LOSSES.items() if info.fused])
+def test_training_with_a_fused_head(loss, tmp_path):
+    recipe = Recipe(k=2, epochs=2, batch_size=24, pad=1, learning_rate=0.02, loss=loss)
+    for name in ("plain", "fused"):
+        changed = recipe.with_changes({"fused_head": name == "fused"})
+        train(changed, tmp_path / name, dataset=toy())
+    assert_close_runs(tmp_path / "plain", tmp_path / "fused")
+
+
+def check(rank: int, ranks: int, folder: str) -> None:
+    """A network of which each process has a part of the last layer, and its own samples."""
+    torch.set_num_threads(1)
+    store, timeout = f"file://{folder}/store", timedelta(seconds=60)
+    dist.init_process_group("gloo", store, timeout, rank=rank, world_size=ranks)
+    torch.manual_seed(1)
+    counts = [3, 2]  # not as many samples for each
+    images = torch.randn(5, 4, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (5,))
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    assert torch.equal(all_rows(labels[own]), labels)
+
+    whole, split = network(), network()
+    state = {name: value.clone() for name, value in whole.state_dict().items()}
+    head = ShardedHead(split, CLASSES, torch.device("cpu"))
+    assert split[2].weight.shape == ((4, 3)[rank], FEATURES)
+    criterion = topklass.SmoothTopKLoss(2)
+    output = split(images[own])
+    assert torch.equal(head.ranks(output, labels[own]), target_rank(whole(images), labels)[own])
+    loss, expected = head.loss(criterion, output, labels[own]), criterion(whole(images), labels)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for name in ("weight", "bias"):
+        part = head.part(getattr(whole[2], name).grad)
+        torch.testing.assert_close(getattr(split[2], name).grad, part)
+    for mine, theirs in zip(split[0].parameters(), whole[0].parameters(), strict=True):
+        dist.all_reduce(mine.grad)
+        torch.testing.assert_close(mine.grad / ranks, theirs.grad)  # as DDP averages
+
+    saved = split.state_dict()
+    if rank == 0:
+        assert all(torch.equal(saved[name], value) for name, value in state.items())
+    split.load_state_dict({name: 2 * value for name, value in state.items()})
+    torch.testing.assert_close(split[2].weight, head.part(2 * state["2.weight"]))
+    ranks_of_samples = torch.arange(5)[rank::ranks]
+    assert head.in_order(ranks_of_samples).tolist() == [*range(5)]
+
+
+def test_a_sharded_head(tmp_path):
+    start_processes(check, (2, str(tmp_path)), 2, start_method="forkserver")
+
+
+def test_which_classes_a_process_has():
+    head = ShardedHead.__new__(ShardedHead)
+    head.classes, head.processes = 5, 4
+    sizes = [len(head.bounds(rank)) for rank in range(4)]
+    assert sizes == [len(part) for part in torch.arange(5).chunk(4)] + [0]
+    check_processes(5, 5)
+    with pytest.raises(ValueError, match="got 5 classes for 6 processes: take fewer devices"):
+        check_processes(6, 5)
+    recipe = Recipe(k=2, batch_size=14, shard_classes=True, devices=7)
+    with pytest.raises(ValueError, match="got 6 classes for 7 processes"):
+        train(recipe, "none", dataset=toy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shard_classes": True, "loss": "hinge"}, "works with the losses short-list, cross-entr"),
+        ({"shard_classes": True, "loss": "noised", "samples": 0}, "needs sampled noise"),
+        ({"shard_classes": True, "compile": True}, "needs compile=False"),
+        ({"shard_classes": True, "strategy": "fsdp"}, "needs strategy auto or ddp"),
+        ({"shard_classes": True, "precision": "16-mixed"}, "needs precision 32-true or bf16"),
+        ({"shard_classes": True, "fused_head": True}, "shard_classes or fused_head, not both"),
+        ({"fused_head": True, "loss": "noised"}, "fused_head works with the losses short-list"),
+        ({"fused_head": True, "head": "cosine"}, "fused_head needs head='linear'"),
+        ({"fused_head": True, "logit_adjustment": 1.0}, "fused_head needs no logit_adjustment"),
+    ],
+)
+def test_settings_that_exclude_each_other(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**changes)
+
+
+def test_networks_without_a_linear_layer():
+    with pytest.raises(ValueError, match="no linear layer with 3 outputs"):
+        find_head(nn.Conv2d(1, 3, 1), 3)
+    cosine = nn.Sequential(topklass.CosineClassifier(4, 3))
+    with pytest.raises(ValueError, match="got CosineClassifier: take head=linear"):
+        FusedHead(cosine, 3)
+
+
+def test_one_process_is_as_without(tmp_path):
+    recipe = RECIPE.with_changes({"shard_classes": True, "epochs": 1})
+    assert strategy(recipe) == "auto"
+    assert isinstance(strategy(recipe.with_changes({"devices": 2})), ShardedClasses)
+    train(recipe, tmp_path / "sharded", dataset=toy())
+    train(recipe.with_changes({"shard_classes": False}), tmp_path / "plain", dataset=toy())
+    assert_same_weights(tmp_path / "plain", tmp_path / "sharded")
+
+
+SCRIPT = """
+import os, sys, warnings; warnings.simplefilter("ignore")
+from pathlib import Path
+import pytest
+import test_train_engine as t
+from test_train_heads import CASES, STEPS
+
+folder, chain = Path(sys.argv[1]), sys.argv[2] == "chain"
+processes = int(os.environ["WORLD_SIZE"])
+for name, changes in CASES.items():
+    if chain and name != "smooth, averaged":
+        continue
+    plain = t.Recipe(k=2, epochs=3, batch_size=24, pad=1, learning_rate=0.02, devices=processes)
+    for kind in ("plain", "sharded"):
+        recipe = plain.with_changes({**changes, "shard_classes": kind == "sharded"})
+        run = folder / f"{name} {kind}"
+        with pytest.MonkeyPatch.context() as patched:
+            stop = STEPS.get(processes) if chain else None
+            if stop is None:
+                t.train(recipe, run, dataset=t.toy(), resume=chain)
+                continue
+            t.stop_at(patched, stop, None)
+            with pytest.raises(t.Interrupted):
+                t.train(recipe, run, dataset=t.toy(), resume=processes != 2)
+"""
+CASES = {
+    "smooth, averaged": {"loss": "smooth", "ema": 0.9},
+    "smooth, not matched": {"loss": "smooth", "match": False},
+    "short list": {"loss": "short-list"},
+    "cross-entropy": {"loss": "cross-entropy", "label_smoothing": 0.1, "logit_adjustment": 1.0},
+    "lists": {"loss": "topk-cross-entropy", "reweight_from": 0.5, "average": "macro"},
+    "ldam": {"loss": "ldam", "head": "cosine", "epochs": 1},  # a scale of 30 amplifies rounding
+    "noised": {"loss": "noised", "epsilon": 0.0, "samples": 2},
+}
+"""What is trained with and without."""
+STEPS = {2: 5, 4: 9}
+"""When a run with so many processes is interrupted; there are 12 steps."""
+
+
+def run_script(folder: Path, processes: int, *arguments: str) -> None:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(folder), *arguments],
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes(processes, tmp_path):
+    """The same weights and metrics as plain data parallel; with four, one has no class."""
+    run_script(tmp_path, processes, "whole")
+    for name in CASES:
+        assert_close_runs(tmp_path / f"{name} plain", tmp_path / f"{name} sharded")
+    one, other = (tmp_path / f"short list {kind}" for kind in ("plain", "sharded"))
+    assert (one / "details.json").exists()
+    assert (
+        evaluate(load_run(one, toy()))["accuracy"] == evaluate(load_run(other, toy()))["accuracy"]
+    )
+
+
+@pytest.mark.slow
+def test_other_numbers_of_processes_continue(tmp_path):
+    """Two, then four, then one: the same as plain data parallel."""
+    for processes in (2, 4, 1):
+        run_script(tmp_path, processes, "chain")
+    name = "smooth, averaged"
+    assert_close_runs(tmp_path / f"{name} plain", tmp_path / f"{name} sharded")
+
+
+@pytest.mark.slow
+def test_one_process_began(tmp_path, monkeypatch):
+    """And three continue."""
+    recipe = Recipe(k=2, epochs=3, batch_size=24, pad=1, learning_rate=0.02, shard_classes=True)
+    recipe = recipe.with_changes(CASES["smooth, averaged"])
+    for kind in ("plain", "sharded"):
+        changed = recipe.with_changes({"shard_classes": kind == "sharded"})
+        train_until(monkeypatch, 3, changed, tmp_path / f"smooth, averaged {kind}")
+    run_script(tmp_path, 3, "chain")
+    assert_close_runs(*(tmp_path / f"smooth, averaged {kind}" for kind in ("plain", "sharded")))
+
+
+def test_a_plain_head():
+    head, logits, labels = PlainHead(), torch.randn(3, 4), torch.tensor([0, 1, 2])
+    expected = topklass.SmoothTopKLoss(2)(logits, labels)
+    assert head.loss(topklass.SmoothTopKLoss(2), logits, labels) == expected
+    assert head.in_order(labels) is labels
