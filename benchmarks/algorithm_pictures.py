@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 import topklass
 from benchmarks.environment import ROOT
-from experiments.style import LOOK, SMALL, WIDTH, save
+from experiments.style import LOOK, SMALL, WIDTH, powers, save
 from topklass.reference import power_sums
 from topklass.report.colours import COLOURS
 from topklass.report.svg import INK, QUIET
@@ -112,5 +112,7 @@ def ranges() -> Figure:
         xscale="log", yscale="symlog", xlabel="temperature τ", ylabel="digits before the point"
     )
     axes.set_ylim(0, 3e4)
+    for axis in (axes.xaxis, axes.yaxis):
+        powers(axis)
     axes.legend(loc="upper right")
     return figure

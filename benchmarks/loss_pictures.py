@@ -153,7 +153,7 @@ def drawn(picture: Picture) -> Figure:
     for axes in (upper, lower):
         axes.axvline(float(RIVALS[K - 1]), color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
     upper.legend(loc="upper right", handlelength=2.2)
-    legend_below(figure, lower)
+    legend_below(figure, lower.get_legend_handles_labels()[0])
     top = upper.get_xaxis_transform()
     place = {"transform": top, "fontsize": SMALL, "color": QUIET, "va": "bottom"}
     upper.text(float(RIVALS[K - 1]), 1.0, f"enters the top {K}", ha="center", **place)

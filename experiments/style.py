@@ -143,14 +143,16 @@ def powers(axis: Axis) -> None:
     """Label a logarithmic axis with powers of ten, as plain text.
 
     Example:
-        >>> power(1e-4), power(1.0), power(1e3)
-        ('10⁻⁴', '1', '10³')
+        >>> power(1e-4), power(0.0), power(1.0), power(1e3)
+        ('10⁻⁴', '0', '1', '10³')
     """
     axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
 def power(value: float) -> str:
-    """A power of ten."""
+    """A power of ten, or 0."""
+    if value == 0:
+        return "0"
     exponent = round(log10(value))
     return f"{value:g}" if exponent in (0, 1) else "10" + str(exponent).translate(RAISED)
