@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.memory import peak_on_cpu
 from torch import nn
 
 import topklass
@@ -65,6 +66,14 @@ def test_prediction():
     expected = criterion.linear(input).topk(3)
     assert torch.equal(labels, expected.indices)
     torch.testing.assert_close(scores, expected.values.detach())
+
+
+def test_prediction_in_chunks():
+    room = 2**19
+    criterion = LinearSmoothTopKLoss(4, 50_000, chunk_bytes=room)
+    input = torch.randn(64, 4)
+    taken = peak_on_cpu(lambda: criterion.predict_topk(input, k=5))
+    assert 0.3 * room < taken < 1.5 * room < 64 * 50_000 * 4
 
 
 def test_device_and_dtype():

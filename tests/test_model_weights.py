@@ -42,8 +42,12 @@ def test_nothing_is_downloaded(name, hub):
 
 
 def test_pretrained_downloads(hub):
-    with pytest.raises(ConnectionError, match="tried to download https://"):
+    """Without a network, the error says which weights, why, and where to put them."""
+    with pytest.raises(OSError, match="tried to download https://") as caught:
         build("shufflenet_v2_x0_5", 7, pretrained=True)
+    message = str(caught.value)
+    assert message.startswith("ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1 could not be downloaded")
+    assert f"{downloaded('shufflenet_v2_x0_5')} in {hub}, or take pretrained=False" in message
     assert FORCED not in os.environ
 
 
@@ -102,6 +106,17 @@ def test_timm(channels, head):
     pytest.importorskip("timm")
     network = build("timm/test_vit", 7, channels=channels, image_size=32, head=head)
     assert network(torch.randn(2, channels, 32, 32)).shape == (2, 7)
+
+
+def test_timm_without_a_network(monkeypatch):
+    timm = pytest.importorskip("timm")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError("no connection")
+
+    monkeypatch.setattr(timm, "create_model", refuse)
+    with pytest.raises(OSError, match=r"timm/test_vit could not be downloaded \(no connection\);"):
+        build("timm/test_vit", 7, pretrained=True)
 
 
 @pytest.mark.parametrize("name", ["resnet19", "hf-hub:timm/resnet18"])

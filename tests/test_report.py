@@ -13,7 +13,7 @@ from PIL import Image
 
 from finished_runs import CLASSES, RECIPE, write_run, write_runs
 from test_cli import run, write_patterns
-from topklass.report import write_report
+from topklass.report import Report, write_report
 from topklass.report.colours import COLOURS, PAIRS, styles
 from topklass.report.examples import IMAGES, choose, png
 from topklass.report.figures import by_class, curves
@@ -94,6 +94,14 @@ def test_images_of_data_that_are_gone_or_changed(trained, tmp_path):
     assert "There are no test images here" in page.text
     assert "img" not in {tag for tag, _ in page.tags}
     assert len([tag for tag, _ in page.tags if tag == "figure"]) == 5
+
+
+def test_in_a_notebook(tmp_path):
+    """A frame with the page that is written."""
+    runs = write_runs(tmp_path, "smooth", [0.4]) + write_runs(tmp_path, "cross-entropy", [0.3])
+    (frame,) = Page(Report(compare(runs))._repr_html_()).tags
+    assert frame[0] == "iframe"
+    assert frame[1]["srcdoc"] == report(runs, tmp_path / "report.html")
 
 
 def test_self_contained(tmp_path):

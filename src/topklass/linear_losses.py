@@ -47,8 +47,13 @@ class _Layer(nn.Module):
 
     def predict_topk(self, input: Tensor, k: int) -> BestClasses:
         """The k best classes, see :func:`topklass.functional.linear_predict_topk`."""
-        layer = self.linear
-        return functional.linear_predict_topk(input, layer.weight, k, linear_bias=layer.bias)
+        return functional.linear_predict_topk(
+            input,
+            self.linear.weight,
+            k,
+            linear_bias=self.linear.bias,
+            chunk_bytes=self.chunk_bytes,
+        )
 
 
 class LinearSmoothTopKLoss(_Layer, SmoothTopKLoss):

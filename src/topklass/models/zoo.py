@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import torch
 import torchvision
 from torch import nn
 
@@ -59,7 +61,8 @@ def torchvision_network(
     if pretrained:
         weights = torchvision.models.get_model_weights(name).DEFAULT
         classes = len(weights.meta["categories"])
-        with _weights_only():
+        copy = f"save {weights.url} in {Path(torch.hub.get_dir(), 'checkpoints')}"
+        with _weights_only(), _naming_weights(str(weights), copy):
             network = torchvision.models.get_model(name, weights=weights, **options)
     else:
         if name in ("googlenet", "inception_v3"):
@@ -101,7 +104,8 @@ def timm_network(
         raise ValueError(f"timm {timm.__version__} has no network {name!r}{near}")
     if image_size is not None and _has_fixed_size(timm.get_pretrained_cfg(name)):
         options = {"img_size": image_size, **options}
-    with _weights_only():
+    copy = "build it where they can be downloaded, and copy the cache of huggingface_hub from there"
+    with _weights_only(), _naming_weights(f"the weights of {TIMM}{name}", copy):
         network: nn.Module = timm.create_model(
             name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options
         )
@@ -144,3 +148,14 @@ def _weights_only() -> Iterator[None]:
             del os.environ[variable]
         else:
             os.environ[variable] = before
+
+
+@contextmanager
+def _naming_weights(name: str, copy: str) -> Iterator[None]:
+    """Say which weights were not downloaded, why, and how to get them without a network."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{name} could not be downloaded ({error}); {copy}, or take pretrained=False"
+        ) from error

@@ -1,5 +1,5 @@
 """A page about a comparison of runs; needs ``topklass[train]``."""
 
-from topklass.report.page import write_report
+from topklass.report.page import Report, write_report
 
-__all__ = ["write_report"]
+__all__ = ["Report", "write_report"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,24 @@ def write_report(comparison: Comparison, path: Path) -> None:
         comparison: of :func:`topklass.train.compare`.
         path: of the file to write.
     """
+    page = render(comparison)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(page.encode(errors="replace")))
+
+
+@dataclass(frozen=True)
+class Report:
+    """The page of :func:`write_report` in a notebook: as the last line of a cell it is shown."""
+
+    comparison: Comparison
+
+    def _repr_html_(self) -> str:
+        page = escape(render(self.comparison))
+        return f'<iframe srcdoc="{page}" title="Report" width="100%" height="600"></iframe>'
+
+
+def render(comparison: Comparison) -> str:
+    """The page as HTML."""
     environment = Environment(
         loader=PackageLoader("topklass.report", "."),
         autoescape=True,
@@ -34,9 +54,7 @@ def write_report(comparison: Comparison, path: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("template.html").render(contents(comparison))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda file: file.write(page.encode(errors="replace")))
+    return environment.get_template("template.html").render(contents(comparison))
 
 
 def contents(comparison: Comparison) -> dict[str, Any]:
