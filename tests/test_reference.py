@@ -40,7 +40,7 @@ NAMES = [
 WITHOUT_EXAMPLE = re.compile(
     r"topklass\.(distributed\.sharded_.*"  # the module has one; these need processes
     r"|data\.(Pictures|FORMATS|IMAGENET|read_cifar)"  # a protocol, constants, downloaded files
-    r"|report\.write_report"  # the page of topklass.train has one for it and these:
+    r"|report\.(write_report|Report)"  # the page of topklass.train has one for them and these:
     r"|train\.(?!build_loss|load_recipe|prepare_data|Recipe).*)"
 )
 
