@@ -469,6 +469,9 @@ def errors_of_one_rank() -> None:
         sharded_smooth_topk_loss(mine, target, k=0 if odd else 3)
     with raises(RuntimeError, "weight must have one value for each of the"):
         sharded_smooth_topk_loss(mine, target, weight=torch.ones(99) if odd else mine[0].exp())
+    few = topklass.SparseTarget(target.unsqueeze(1), torch.ones(len(target), 1))
+    with raises(*((TypeError, "pass target.to_dense(classes)") if odd else (RuntimeError, told))):
+        sharded_smooth_topk_loss(mine, few if odd else target, k=3)
     long = "💥" * 1000  # more than a letter holds
     with raises(*((TypeError, "k must be an integer, got") if odd else (RuntimeError, told))):
         sharded_smooth_topk_loss(mine, target, k=long if odd else 3)

@@ -93,6 +93,23 @@ def test_as_many_subsets_as_float64_can_count(n, k, by_power_sums):
     assert gap.item() == pytest.approx(np.log((n - k) / k), abs=2e-6)
 
 
+@pytest.mark.parametrize("n", [161, 257])
+@pytest.mark.parametrize("missing", [1, 2, 5])
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+def test_nearly_all_classes(n, missing, scale):
+    """Coefficients of the tail overflow float32, also scaled as for half precision."""
+    k, target = n - missing, torch.tensor([3, 3])
+    scores = torch.stack([torch.zeros(n), torch.randn(n)])
+    far = torch.full((2, 40), -1e4)
+    for logits in (scores, torch.cat([scores, far], 1)):
+        leaf, wide = logits.clone().requires_grad_(), logits.double().requires_grad_()
+        (scale * smooth_topk_loss(leaf, target, k)).backward()
+        labels = target.unsqueeze(1)
+        gap = tree.smooth_gap(wide, labels, k, 1.0)
+        (scale * torch.nn.functional.softplus(gap + 1).mean()).backward()
+        torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-4, atol=scale * 1e-8)
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     scores=st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=12),

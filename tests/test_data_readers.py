@@ -236,7 +236,7 @@ def test_a_folder_in_another_form_says_what_was_found(tmp_path):
     ):
         load(flat)
     write_folder(tmp_path / "no test", ("train",))
-    with pytest.raises(FileNotFoundError, match=r"of which val or test .*found the folders train"):
+    with pytest.raises(FileNotFoundError, match=r"one of val and test .*found the folders train"):
         load(tmp_path / "no test")
     (tmp_path / "no classes").mkdir()
     for split in ("train", "test"):

@@ -42,7 +42,7 @@ def test_program_learns(name, tmp_path):
     last = ended.stdout.splitlines()[-1]
     first, list_of_three = map(float, re.findall(r"accuracy (\d\.\d+)", last))
     assert list_of_three > 0.95
-    assert first < 0.5
+    assert 0.2 < first < 0.5  # a third at best
     assert not list(tmp_path.iterdir()), "it leaves files behind"
 
 

@@ -8,8 +8,10 @@ import pytest
 import topklass.functional
 
 griffe = pytest.importorskip("griffe", reason="pip install 'topklass[docs]'")
-site_docstrings = pytest.importorskip("tools.site_docstrings")
-site_pages = pytest.importorskip("tools.site_pages")
+pytest.importorskip("latex2mathml", reason="pip install 'topklass[docs]'")
+pytest.importorskip("mkdocs", reason="pip install 'topklass[docs]'")
+
+from tools import site_docstrings, site_pages  # noqa: E402
 
 
 @pytest.fixture(scope="module")

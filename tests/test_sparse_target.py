@@ -22,7 +22,6 @@ from contract_cases import (
 )
 from losses_table import LOSSES, class_dim, problem
 from topklass import SparseTarget
-from topklass._checks import check_target
 from topklass.operators.esp import smooth_gap
 from topklass.reference import tree
 
@@ -423,6 +422,6 @@ def test_wrong_targets(target, error, message):
         topklass.SmoothTopKLoss(2)(torch.randn(4, C), target)
 
 
-def test_no_sparse_target_for_classes_on_several_ranks():
-    with pytest.raises(TypeError, match=r"pass target.to_dense\(classes\), got SparseTarget"):
-        check_target(torch.randn(4, C), few((4, C), 2))
+def test_metrics_take_class_indices():
+    with pytest.raises(TypeError, match="class probabilities here, got SparseTarget"):
+        topklass.topk_accuracy(torch.randn(4, C), few((4, C), 2))

@@ -145,12 +145,16 @@ def test_which_classes_a_process_has():
     [
         ({"shard_classes": True, "loss": "hinge"}, "works with the losses short-list, cross-entr"),
         ({"shard_classes": True, "loss": "noised", "samples": 0}, "needs sampled noise"),
-        ({"shard_classes": True, "compile": True}, "needs compile=False"),
+        ({"shard_classes": True, "compile": True}, "that is not compiled: leave out compile"),
         ({"shard_classes": True, "strategy": "fsdp"}, "needs strategy auto or ddp"),
         ({"shard_classes": True, "precision": "16-mixed"}, "needs precision 32-true or bf16"),
-        ({"shard_classes": True, "fused_head": True}, "shard_classes or fused_head, not both"),
+        ({"shard_classes": True, "k": 33}, "needs k up to 32"),
+        ({"shard_classes": True, "fused_head": True}, "exclude each other: leave one"),
         ({"fused_head": True, "loss": "noised"}, "fused_head works with the losses short-list"),
-        ({"fused_head": True, "head": "cosine"}, "fused_head needs head='linear'"),
+        (
+            {"fused_head": True, "head": "cosine"},
+            "shard_classes also takes cosine",
+        ),
         ({"fused_head": True, "logit_adjustment": 1.0}, "fused_head needs no logit_adjustment"),
     ],
 )

@@ -95,11 +95,17 @@ def to_rows(tensor: Tensor, dim: int = 1) -> Tensor:
     return last.flatten(0, -2) if last.dim() > 1 else last.unsqueeze(0)
 
 
+def every_class_counts(target: object, options: Options) -> bool:
+    """Whether the losses of every class as the label are needed."""
+    dense = isinstance(target, Tensor) and target.is_floating_point()
+    return dense or options.label_smoothing > 0
+
+
 def check_target(logits: Tensor, target: object, dim: int = 1) -> bool:
     """Require a target that matches the logits; return whether it holds class probabilities."""
     if not isinstance(target, Tensor):
         given = type(target).__name__
-        sparse = " here: pass target.to_dense(classes)" if given == "SparseTarget" else ""
+        sparse = " here" if given == "SparseTarget" else ""
         raise TypeError(
             f"target must be a tensor of class indices or class probabilities{sparse}, got {given}"
         )

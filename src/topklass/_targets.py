@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import Options, class_dimension, labels_in_range, to_rows
+from topklass._checks import check_count, class_dimension, labels_in_range, to_rows
 from topklass._transforms import can_read_values
 
 
 class SparseTarget(NamedTuple):
     """Class probabilities of which at most m of a sample are not 0.
 
-    Every loss takes it in place of class probabilities, with the same result: on the CPU at little
-    more than the cost of class indices, on a GPU at up to m times that. Its tensors have the shape
-    of the logits with m in place of the C classes: (N, m) for (N, C), (N, m, d1, …) for
-    (N, C, d1, …). Weights need not sum to 1, and those of a class that is listed twice add up.
-    "mean" divides by the number of samples. Label smoothing takes every class into account, at
-    the cost of class probabilities.
+    Every loss but the multi-label one and those of split classes takes it in place of class
+    probabilities, with the same result: on the CPU at little more than the cost of class indices,
+    on a GPU at up to m times that. Its tensors have the shape of the logits with m in place of the
+    C classes: (N, m) for (N, C), (N, m, d1, …) for (N, C, d1, …). Weights need not sum to 1, and
+    those of a class that is listed twice add up. "mean" divides by the number of samples. Label
+    smoothing takes every class into account, at the cost of class probabilities.
 
     Attributes:
         indices: classes, integers; entries equal to the loss's ``ignore_index``, −100 unless told
@@ -46,8 +46,8 @@ class SparseTarget(NamedTuple):
 
         Args:
             probabilities: (C), (N, C) or (N, C, d1, …).
-            m: classes of a sample. By default as many as the sample with the most has: a GPU has
-                to be waited for to know it.
+            m: classes of a sample. By default the largest number of classes that are not 0 in any
+                sample; finding it synchronises a GPU.
             dim: the class dimension.
 
         Returns:
@@ -62,13 +62,15 @@ class SparseTarget(NamedTuple):
             given = getattr(probabilities, "dtype", type(probabilities).__name__)
             raise TypeError(f"probabilities must be a floating-point tensor, got {given}")
         at = class_dimension(probabilities, dim)
+        if m is not None and m != 0:
+            check_count("m", m)
         if m is None or can_read_values(probabilities):
             each = (probabilities != 0).sum(at)
             most = int(each.max()) if each.numel() else 0
             m = most if m is None else m
             if m < most:
                 raise ValueError(
-                    f"a sample has {most} classes of positive probability, got m={m}: raise m, or "
+                    f"a sample has {most} classes that are not 0, got m={m}: raise m, or "
                     f"leave it out"
                 )
         indices = probabilities.detach().abs().topk(min(m, probabilities.shape[at]), at).indices
@@ -91,12 +93,6 @@ Target = Tensor | SparseTarget
 """Class indices, class probabilities, or those of a few classes."""
 
 
-def every_class_counts(target: Target, options: Options) -> bool:
-    """Whether the losses of every class as the label are needed."""
-    dense = isinstance(target, Tensor) and target.is_floating_point()
-    return dense or options.label_smoothing > 0
-
-
 def check_sparse_target(logits: Tensor, target: SparseTarget, dim: int) -> None:
     """Require indices and weights of the logits' shape but for the number of classes."""
     indices, weights = target
@@ -117,6 +113,15 @@ def check_sparse_target(logits: Tensor, target: SparseTarget, dim: int) -> None:
             f"for logits of shape {tuple(logits.shape)} with classes in dimension {at}, indices "
             f"and weights of a SparseTarget must have shape ({wanted}), got "
             f"{tuple(indices.shape)} and {tuple(weights.shape)}"
+        )
+
+
+def check_not_sparse(target: object) -> None:
+    """Require another form of target where classes are split over ranks."""
+    if isinstance(target, SparseTarget):
+        raise TypeError(
+            "losses of classes that are split over ranks take class indices or class "
+            "probabilities, got SparseTarget: pass target.to_dense(classes)"
         )
 
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topklass._checks import Options
-from topklass._targets import SparseTarget, Target, every_class_counts
+from topklass._checks import Options, every_class_counts
+from topklass._targets import SparseTarget, Target
 from topklass._transforms import is_differentiated, is_eager
 
 

@@ -93,7 +93,7 @@ class SmoothTopKLoss(_MarginLoss):
 
     Args:
         k: length of the list that should hold the label.
-        tau: temperature; small is close to the hinge, large is smoother.
+        tau: smoothing; small is close to the hinge. Logits are divided by ``temperature``, k·tau.
         margin: a number, or one per class.
         dim: the class dimension.
         weight: one weight per class.

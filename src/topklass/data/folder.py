@@ -17,8 +17,8 @@ NAMES = {
 }
 SHOWN = 5
 LAYOUT = (
-    "train/<class>/*.jpg, val/<class>/*.jpg and test/<class>/*.jpg, of which val or test may be "
-    "missing, also in a folder 'images'"
+    "train/<class>/*.jpg, val/<class>/*.jpg and test/<class>/*.jpg, of which one of val and "
+    "test may be missing, also in a folder 'images'"
 )
 
 

@@ -87,7 +87,7 @@ def sharded_target_rank(
     dim: int = 1,
     ignore_index: int = -100,
 ) -> Tensor:
-    """Rank of the label among logits whose classes are split over ranks of a group.
+    """How many logits exceed the label's, for classes that are split over processes.
 
     What :func:`topklass.functional.target_rank` returns for all classes, on every rank of the
     group: how many logits are larger than that of the label. It tells for every k whether a list

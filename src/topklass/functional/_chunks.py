@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topklass._checks import Options
-from topklass._targets import Target, every_class_counts, some_rows
+from topklass._checks import Options, every_class_counts
+from topklass._targets import Target, some_rows
 from topklass.functional._contract import RowLoss
 from topklass.reference.power_sums import wide_dtype, working_dtype
 

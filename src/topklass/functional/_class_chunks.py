@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._targets import SparseTarget, every_class_counts
+from topklass._checks import every_class_counts
+from topklass._targets import SparseTarget
 from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Gradients, Problem, Wanted, add_product
 from topklass.functional._contract import margin_of_label, working

@@ -18,6 +18,7 @@ from topklass._checks import (
     check_options,
     check_same_device,
     check_target,
+    every_class_counts,
     index_shape,
     labels_in_range,
     to_rows,
@@ -26,7 +27,6 @@ from topklass._targets import (
     SparseTarget,
     Target,
     check_sparse_target,
-    every_class_counts,
     labels_and_chances,
     target_rows,
 )
@@ -78,7 +78,7 @@ class RowLoss:
         Without a graph, for scores that are needed no more: the gradient may take their place. The
         reduction must be "none".
         """
-        kernel = self.find_kernel(scores, targets, options)
+        kernel = kernel_of_targets(self, scores, targets, options)
         if kernel is not None:
             labels, options = for_kernel(targets, options)
             losses, saved = kernel.forward(scores, labels, self, options, True)
@@ -96,7 +96,7 @@ class RowLoss:
         wide = working_dtype(scores.dtype).itemsize
         if every_class_counts(targets, options):
             return self.cost() * wide
-        if self.find_kernel(scores, targets, options) is not None:
+        if kernel_of_targets(self, scores, targets, options) is not None:
             return scores.element_size()
         return 2 * scores.element_size() + 4 * wide
 
@@ -163,8 +163,7 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Target, options: Op
 
     ``targets`` are what :func:`check_targets` returns.
     """
-    of_few_labels = isinstance(targets, SparseTarget) and not options.label_smoothing
-    kernel = None if of_few_labels else loss.find_kernel(scores, targets, options)
+    kernel = kernel_of_targets(loss, scores, targets, options)
     if kernel is None:
         return _reference(loss, scores, targets, options)
     labels, options = for_kernel(targets, options)
@@ -174,6 +173,13 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Target, options: Op
         return kernel.forward(scores, labels, loss, options, False)[0]  # type: ignore[no-any-return]
     result: Tensor = _KernelLoss.apply(scores, labels, kernel, loss, options)
     return result
+
+
+def kernel_of_targets(loss: RowLoss, scores: Tensor, targets: Target, options: Options) -> Any:
+    """The kernels that serve these targets; for a few labels, ``of_labels`` finds its own."""
+    if isinstance(targets, SparseTarget) and not options.label_smoothing:
+        return None
+    return loss.find_kernel(scores, targets, options)
 
 
 def for_kernel(targets: Target, options: Options) -> tuple[Tensor, Options]:

@@ -23,7 +23,7 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._collectives import Agreement, summed, uncompiled
-from topklass._targets import Target
+from topklass._targets import Target, check_not_sparse
 from topklass.functional._contract import (
     RowLoss,
     check_indices_are_ignored,
@@ -56,6 +56,7 @@ def mesh_loss(
     if getattr(loss, "noise", None) is not None:
         raise NotImplementedError("noise cannot be given for logits that are a DTensor")
     check_options(options, check_logits(logits, dim))
+    check_not_sparse(target)
     check_indices_are_ignored(check_target(logits, target, dim), options)
     assert isinstance(target, Tensor)
     mesh, at = logits.device_mesh, class_dimension(logits, dim)

@@ -25,6 +25,7 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._collectives import Agreement, ClassShards, copied, fact, gathered, summed
+from topklass._targets import check_not_sparse
 from topklass._transforms import can_read_values, is_differentiated
 from topklass.functional._contract import (
     check_indices_are_ignored,
@@ -50,6 +51,7 @@ def agree(
     classes, margin = check_logits(logits, dim), form.loss.margin
     check_margin(margin, classes)
     check_options(options, classes)
+    check_not_sparse(target)
     probabilities = check_target(logits, target, dim)
     check_indices_are_ignored(probabilities, options)
     per_class = isinstance(margin, Tensor) and margin.dim() > 0

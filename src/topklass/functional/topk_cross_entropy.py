@@ -14,9 +14,10 @@ from topklass._checks import (
     check_k,
     check_margin,
     check_temperature,
+    every_class_counts,
     is_number,
 )
-from topklass._targets import Target, every_class_counts
+from topklass._targets import Target
 from topklass._transforms import graph_of_its_own
 from topklass.functional._contract import (
     RowLoss,

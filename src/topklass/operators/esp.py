@@ -91,11 +91,11 @@ def smooth_gap(scores: Tensor, labels: Tensor | None, k: int, tau: float) -> Ten
         power = power_sums.is_accurate(k, scores.dtype, scores.device)
         every = power_sums.smooth_gap_every_label if power else tree.smooth_gap_every_label
         return every(scores.to(power_sums.wide_dtype(scores)), k, tau)
-    if not power_sums.serves_labels(k, scores.shape[1], scores.device):
-        return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), k, scores, labels)
-    if is_eager(scores) and is_eager(labels):
+    if not (is_eager(scores) and is_eager(labels)):
+        return fused.plain_gap(scores, labels, k, tau)
+    if power_sums.serves_labels(k, scores.shape[1], scores.device):
         return fused.smooth_gap(scores, labels, k, tau)
-    return power_sums.smooth_gap(scores.to(power_sums.working_dtype(scores.dtype)), labels, k, tau)
+    return _by_rows(partial(tree.smooth_gap, k=k, tau=tau), k, scores, labels)
 
 
 def _operator(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from topklass._transforms import needs_plain_backward, plain_backward
-from topklass.reference import power_sums
+from topklass.reference import power_sums, tree
 from topklass.reference.power_sums import working_dtype
 
 LOG2_E = log2(e)
@@ -36,6 +36,13 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     wanted = scores if torch.is_grad_enabled() else scores.detach()
     result: Tensor = _SmoothGap.apply(wanted, labels, k, tau)
     return result
+
+
+def plain_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
+    """The same by plain operations, which compilers unroll: for long lists those of the tree."""
+    if power_sums.is_accurate(k, scores.dtype, scores.device):
+        return power_sums.smooth_gap(scores.to(working_dtype(scores.dtype)), labels, k, tau)
+    return tree.smooth_gap(scores.to(power_sums.wide_dtype(scores)), labels, k, tau)
 
 
 class _SmoothGap(torch.autograd.Function):
@@ -70,17 +77,18 @@ class _SmoothGap(torch.autograd.Function):
         if needs_plain_backward(gradient):
 
             def plain(s: Tensor) -> Tensor:
-                return power_sums.smooth_gap(s.to(working_dtype(s.dtype)), labels, k, tau)
+                return plain_gap(s, labels, k, tau)
 
             return plain_backward(plain, scores, gradient), None, None, None
         dtype = working_dtype(scores.dtype)
         scaled = slopes.mul(gradient.flatten()).div_(k)
         if labels.shape[1] == 1:
-            scaled = scaled.to(dtype)
             tail, top, of_label = scaled[:k, :, None], scaled[k:-1].t(), scaled[-1:].t()
         else:
-            parts = _of_rows(scaled.unflatten(1, labels.shape), k, among, fall)
-            tail, top, of_label = (part.to(dtype) for part in parts)
+            tail, top, of_label = _of_rows(scaled.unflatten(1, labels.shape), k, among, fall)
+        # Coefficients grow as C(k, j) where the powers that they multiply vanish.
+        most = torch.finfo(dtype).max / 4
+        tail, top, of_label = tail.clamp(-most, most).to(dtype), top.to(dtype), of_label.to(dtype)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         step = _block_rows(scores)
         for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):

@@ -11,8 +11,8 @@ the *tail* below the threshold ``t = h_m``. Nothing in
 * ``q_j = σ_j(u)`` from the ``p_j`` by Newton's identities,
 * ``S_j = [X^j] Q(X) · Π_i (v_i + X)``,
 
-overflows up to ``k = 32`` in float64, and ``σ_j(e) = exp(j·t) · Π_i exp(h_i − t) · S_j``. The state
-``(h, p)`` of a row has ``O(k)`` numbers.
+overflows in float64 as long as the number of sets, C(n, k), does not, and
+``σ_j(e) = exp(j·t) · Π_i exp(h_i − t) · S_j``. The state ``(h, p)`` of a row has ``O(k)`` numbers.
 
 **Limits.** Newton's identities add with alternating signs: relative to ``σ_k`` the rounding of the
 power sums is amplified by at most 2^k/(k + 1), reached with k ties and one score just below. For

@@ -66,6 +66,15 @@ class Layer(NamedTuple):
     bias: Tensor | None
 
 
+class _OpenLinear(nn.Linear):
+    """A linear layer that in training returns itself and its input."""
+
+    def forward(self, features: Tensor) -> Tensor | Layer:  # type: ignore[override]
+        if self.training:
+            return Layer(features, self.weight, self.bias)
+        return super().forward(features)
+
+
 class FusedHead(PlainHead):
     """The last layer and the loss in one; in training, logits are made in chunks.
 
@@ -80,12 +89,7 @@ class FusedHead(PlainHead):
             raise ValueError(
                 f"fused_head needs a linear last layer, got {type(head).__name__}: take head=linear"
             )
-        plain = head.forward
-
-        def forward(features: Tensor) -> Tensor | Layer:
-            return Layer(features, head.weight, head.bias) if head.training else plain(features)
-
-        head.forward = forward  # type: ignore[method-assign, assignment]
+        head.__class__ = _OpenLinear
 
     def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
         """The criterion's fused form, which never has all logits."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, get_args, get_type_hints
 
+import torch
 import yaml
 from torch import Tensor, nn
 
 import topklass
 from topklass._checks import is_number
 from topklass._files import write_whole
+from topklass.reference.power_sums import LARGEST_K
 from topklass.train.criterion import (
     LOSSES,
     build_loss,
@@ -221,19 +223,26 @@ class Recipe:
 
     def _check_head(self, options: dict[str, Any]) -> None:
         """Require settings that the special forms of the last layer work with."""
+        if self.shard_classes and self.fused_head:
+            raise ValueError(
+                "shard_classes and fused_head exclude each other: leave one of them out"
+            )
         name = "shard_classes" if self.shard_classes else "fused_head"
         kind = "sharded" if self.shard_classes else "fused"
         if not getattr(loss_info(self.loss), kind):
             served = ", ".join(each for each, info in LOSSES.items() if getattr(info, kind))
             raise ValueError(f"{name} works with the losses {served}, got {self.loss!r}")
         for right, expected in (
-            (not (self.shard_classes and self.fused_head), "shard_classes or fused_head, not both"),
-            (not self.compile, "compile=False"),
+            (not self.compile, "a network that is not compiled: leave out compile"),
             (options.get("samples", 1) is not None, "sampled noise, not samples=0"),
+            (self.fused_head or self.k <= LARGEST_K[torch.float32], "k up to 32"),
             (self.fused_head or self.strategy in ("auto", "ddp"), "strategy auto or ddp"),
             (self.fused_head or self.precision != "16-mixed", "precision 32-true or bf16-mixed"),
             (self.shard_classes or self.strategy != SHARDED, "a strategy other than fsdp"),
-            (self.shard_classes or self.head == "linear", "head='linear'"),
+            (
+                self.shard_classes or self.head == "linear",
+                "head linear; shard_classes also takes cosine",
+            ),
             (self.shard_classes or self.logit_adjustment is None, "no logit_adjustment"),
             (self.shard_classes or self.reweight_from is None, "no reweight_from"),
         ):

@@ -1,12 +1,12 @@
 """A last layer whose classes are split over processes, in a network that is data parallel.
 
 Each process computes the features of its own images. The last layer takes those of all processes,
-and returns the logits of its own classes as a ``DTensor`` that is sharded over classes, of which
-the losses compute the same number in every process. DDP averages gradients over processes, but not
+and returns the logits of its own classes as a ``DTensor`` that is sharded over classes, from which
+every process computes the same loss. DDP averages gradients over processes, but not
 those of the last layer, each of which is whole already.
 
-Outside of the process everything is as without: a checkpoint has the whole layer, and its
-momentum, so that any number of processes can continue from it.
+Checkpoints do not depend on the number of processes: they have the whole layer, and its momentum,
+so that any number of processes can continue from them.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ class ShardedHead:
 
 
 def check_processes(processes: int, classes: int) -> None:
-    """Require a class for each process."""
+    """Require at most as many processes as classes."""
     if processes > classes:
         raise ValueError(
-            f"shard_classes needs at least one class for each process, got {classes} classes for "
+            f"shard_classes takes at most as many processes as classes, got {classes} classes for "
             f"{processes} processes: take fewer devices"
         )
 
