@@ -57,6 +57,7 @@ def test_the_checkpoint_before_is_taken_if_the_last_is_broken(tmp_path):
         load_checkpoint(path)
 
 
+@pytest.mark.slow
 def test_each_flipped_bit_is_noticed_or_changes_nothing(tmp_path):
     """PyTorch itself reads most of them without a word."""
     path = tmp_path / "last.ckpt"

@@ -19,6 +19,7 @@ def recipe(tmp_path):
     return toy_recipe(tmp_path).with_changes({"loss": "smooth", "epochs": 10, "patience": 1})
 
 
+@pytest.mark.slow
 def test_trials(recipe, tmp_path):
     """Three epochs, a fifth if that is more; accuracies are those logged."""
     trials = find_parameter(recipe, "tau", tmp_path / "trials", values=(0.1, 3.0))
