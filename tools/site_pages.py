@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Typeset the formulas of a page. Notebooks come with scripts, which would load others."""
     if page.file.src_uri.endswith(".ipynb"):
-        html = SCRIPT.sub("", html)
+        html = with_site_links(SCRIPT.sub("", html))
     return with_formulas(html)
 
 
@@ -62,6 +62,16 @@ def with_repository_links(markdown: str, page: str) -> str:
         return match[0] if steps < depth else f"]({REPOSITORY}/{match[1][3 * steps :]})"
 
     return LINK.sub(link, markdown)
+
+
+def with_site_links(html: str) -> str:
+    """Let links of a notebook to pages in the repository lead to those of the site.
+
+    Example:
+        >>> with_site_links(f'<a href="{REPOSITORY}/docs/scale.md#prediction">')
+        '<a href="../../scale/#prediction">'
+    """
+    return re.sub(rf'href="{REPOSITORY}/docs/([\w-]+)\.md', r'href="../../\1/', html)
 
 
 def with_formulas(html: str) -> str:
