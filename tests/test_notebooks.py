@@ -9,7 +9,7 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "docs" / "notebooks").glob("*.ipynb"))
 LARGEST = 350_000
 """Bytes of a file."""
-PATHS = re.compile(r"/home/|/root/|/tmp/|/Users/|/work/|/usr/|[A-Z]:\\\\Users")
+PATHS = re.compile(r"/(home|root|tmp|Users|work|usr)/|[A-Z]:\\\\Users")
 SMALL = {
     "confused_labels": {"classes": 100, "epochs": 6},
     "fine_tuning": {"weights": None, "epochs": 5, "classes": 6, "images_per_class": 16},
