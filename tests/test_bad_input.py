@@ -306,3 +306,23 @@ def test_extras_are_found_as_attributes():
     assert topklass.metrics.TopKAccuracy is not None
     with pytest.raises(AttributeError, match="no attribute 'metric'"):
         _ = topklass.metric
+
+
+# Advice
+
+
+def test_a_mistyped_name_suggests_the_right_one():
+    """Python does so in tracebacks, if the error says where the name was sought."""
+    with pytest.raises(AttributeError, match="SmoothTopkLoss") as error:
+        topklass.SmoothTopkLoss  # noqa: B018
+    assert (error.value.name, error.value.obj) == ("SmoothTopkLoss", topklass)
+
+
+def test_counts_are_no_margins():
+    with raises(ValueError, "torch.int64", "class_margins(counts)"):
+        topklass.LDAMLoss(torch.tensor([5, 3, 2]))
+
+
+def test_raps_is_a_penalty():
+    with raises(ValueError, "score='raps'", 'score="aps" with a penalty'):
+        topklass.ConformalSets(score="raps")

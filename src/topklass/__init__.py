@@ -7,6 +7,7 @@ tensor(0.6931)
 """
 
 from importlib import import_module
+from sys import modules
 from types import ModuleType
 
 from topklass import compat, functional, integrations
@@ -82,7 +83,10 @@ def __getattr__(name: str) -> ModuleType:
     """Import an optional module when it is first used."""
     if name in OPTIONAL:
         return import_module(f"topklass.{name}")
-    raise AttributeError(f"module 'topklass' has no attribute {name!r}")
+    # with name and obj Python suggests the nearest name
+    raise AttributeError(
+        f"module 'topklass' has no attribute {name!r}", name=name, obj=modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

@@ -229,6 +229,7 @@ def check_margin(margin: float | Tensor, classes: int | None = None) -> None:
         raise ValueError(
             "margin must be a number or a floating-point tensor with one value per class, "
             f"got a tensor of shape {tuple(margin.shape)} and {margin.dtype}"
+            + ("" if margin.is_floating_point() else "; for counts take class_margins(counts)")
         )
     if classes is not None and margin.dim() and len(margin) != classes:
         raise ValueError(

@@ -377,4 +377,7 @@ def _check_alpha(alpha: float) -> None:
 
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {name}={value!r}")
+        advice = '; RAPS is score="aps" with a penalty' if value == "raps" else ""
+        raise ValueError(
+            f"{name} must be one of {', '.join(choices)}, got {name}={value!r}{advice}"
+        )
