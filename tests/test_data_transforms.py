@@ -14,6 +14,7 @@ from topklass.data import (
     cutout,
     fixed_views,
     generator,
+    mixup,
     random_crop,
     random_view,
 )
@@ -215,7 +216,23 @@ def test_cutmix(shape):
     assert (images[:, 0, 0, 0] == torch.arange(shape[0])).all()  # they stay as they were
 
 
-def test_cutmix_of_nothing():
-    mixed, others, _ = cutmix(random_images(0, 3, 8, 8), generator(0))
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_mixup(dtype):
+    """Each is the mean of two, by their shares, rounded if they are bytes."""
+    images, shares = random_images(7, 3, 9, 6).to(dtype), []
+    for seed in range(50):
+        mixed, others, share = mixup(images, generator(seed))
+        assert torch.equal(others.sort().values, torch.arange(7))
+        expected = share * images.double() + (1 - share) * images[others].double()
+        assert mixed.dtype == dtype
+        assert (mixed - expected).abs().max() <= (0.5001 if dtype == torch.uint8 else 1e-4)
+        shares.append(share)
+    assert 0 <= min(shares) < 0.1
+    assert 0.9 < max(shares) <= 1
+
+
+@pytest.mark.parametrize("mix", [cutmix, mixup])
+def test_mixing_nothing(mix):
+    mixed, others, _ = mix(random_images(0, 3, 8, 8), generator(0))
     assert mixed.shape == (0, 3, 8, 8)
     assert others.shape == (0,)

@@ -254,8 +254,8 @@ def test_averaged_weights(tmp_path, monkeypatch):
 
 
 def test_mixed_images(whole, tmp_path, monkeypatch):
-    """The loss is that of both labels, by area; mixing is the same after an interruption."""
-    recipe = RECIPE.with_changes({"cutmix": 0.5})
+    """Some are, and the same after an interruption."""
+    recipe = RECIPE.with_changes({"cutmix": 0.3, "mixup": 0.3})
     run, other = tmp_path / "run", tmp_path / "other"
     seen = []
     real = Classifier._mixed
@@ -276,7 +276,7 @@ def test_mixed_images(whole, tmp_path, monkeypatch):
     assert any(not torch.equal(each, weights(whole)[name]) for name, each in weights(run).items())
 
 
-@pytest.mark.parametrize("cutmix", [0.0, 1.0])
+@pytest.mark.parametrize("mixing", [{}, {"cutmix": 1.0}, {"mixup": 1.0}], ids=str)
 @pytest.mark.parametrize(
     ("loss", "options"),
     [
@@ -286,9 +286,9 @@ def test_mixed_images(whole, tmp_path, monkeypatch):
         ("smooth", {"logit_adjustment": 1.0}),
     ],
 )
-def test_the_loss_of_mixed_images(loss, options, cutmix):
+def test_the_loss_of_mixed_images(loss, options, mixing):
     """Against that of class probabilities."""
-    recipe = Recipe(loss=loss, cutmix=cutmix, k=2, **options)
+    recipe = Recipe(loss=loss, k=2, **options, **mixing)
     criterion = recipe.criterion(torch.arange(1, CLASSES + 1))
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
     module = Classifier(network, criterion, recipe, CLASSES, 1)
@@ -299,7 +299,9 @@ def test_the_loss_of_mixed_images(loss, options, cutmix):
     soft = torch.stack([torch.nn.functional.one_hot(y, CLASSES) for y in (labels, others)])
     soft = own * soft[0] + (1 - own) * soft[1]
     torch.testing.assert_close(found, criterion(network(mixed), soft))
-    assert (own < 1) == bool(cutmix)
+    assert (own < 1) == bool(mixing)
+    pixels = (images.unsqueeze(1) - mixed).abs().amin(1) < 1e-6
+    assert pixels.all() == (not recipe.mixup)  # each is one of the images, unless they are blended
 
 
 def test_a_moving_average():

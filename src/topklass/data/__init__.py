@@ -19,7 +19,7 @@ from topklass.data.loading import FORMATS, load
 from topklass.data.map_style import from_map_style, map_split
 from topklass.data.seeds import generator
 from topklass.data.subsets import balanced_subset, hold_out, long_tail
-from topklass.data.transforms import IMAGENET, Normalize, cutmix, cutout, random_crop
+from topklass.data.transforms import IMAGENET, Normalize, cutmix, cutout, mixup, random_crop
 
 __all__ = [
     "FORMATS",
@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "long_tail",
     "map_split",
+    "mixup",
     "random_crop",
     "random_view",
     "read_cifar",

@@ -143,6 +143,30 @@ def cutmix(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor, flo
     return mixed, others, 1 - pasted / (lengths[0] * lengths[1])
 
 
+def mixup(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    """Blend each image with another one (Zhang et al. 2018, with α = 1).
+
+    Args:
+        images: (N, channels, H, W), any type, on any device.
+        stream: where the random numbers come from, on the CPU.
+
+    Returns:
+        Images of the same shape, type and device; for each the index of the other one; and its own
+        share, uniform on [0, 1], which is the weight of its own label.
+
+    Example:
+        >>> from topklass.data import generator
+        >>> images = torch.tensor([0, 100], dtype=torch.uint8).view(2, 1, 1, 1)
+        >>> mixed, others, share = mixup(images, generator(5))
+        >>> mixed.flatten(), others, round(share, 2)
+        (tensor([33, 67], dtype=torch.uint8), tensor([1, 0]), 0.67)
+    """
+    others = torch.randperm(len(images), generator=stream).to(images.device, non_blocking=True)
+    share = float(torch.rand((), generator=stream))
+    mixed = torch.lerp(images[others].float(), images.float(), share)
+    return (mixed if images.is_floating_point() else mixed.round()).to(images.dtype), others, share
+
+
 class Normalize(nn.Module):
     """From bytes to numbers with mean 0 and deviation 1 in each channel.
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
 from topklass import SparseTarget
-from topklass.data import cutmix, generator
+from topklass.data import cutmix, generator, mixup
 from topklass.functional.accuracy import among_largest, count_by_class, list_lengths
 from topklass.losses import ClassificationLoss
 from topklass.metrics import TopKAccuracy
@@ -148,14 +148,13 @@ class Classifier(L.LightningModule):
 
     def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
         """Images with parts of others, the others' labels, and the weight of their own labels."""
-        if not self.recipe.cutmix:
-            return images, labels, 1.0
         rank = 0 if self.recipe.shard_classes else self.global_rank  # all labels in one loss
-        stream = generator(self.recipe.seed, "cutmix", self.global_step, rank)
-        if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
-            return images, labels, 1.0
-        images, order, own = cutmix(images, stream)
-        return images, labels[order], own
+        for mix, chance in ((cutmix, self.recipe.cutmix), (mixup, self.recipe.mixup)):
+            stream = generator(self.recipe.seed, mix.__name__, self.global_step, rank)
+            if chance and float(torch.rand((), generator=stream)) < chance:
+                images, order, own = mix(images, stream)
+                return images, labels[order], own
+        return images, labels, 1.0
 
     def _loss(self, output: object, labels: Tensor, others: Tensor, own: float) -> Tensor:
         """The loss of labels that count by their shares."""

@@ -41,7 +41,7 @@ CHOICES = {
 BOUNDS = (
     *((name, 1, inf) for name in ("k", "epochs", "batch_size", "crop", "devices", "nodes")),
     *((name, 0, inf) for name in ("workers", "pad", "cutout", "weight_decay", "momentum")),
-    *((name, 0, 1) for name in ("noise", "cutmix", "label_smoothing", "reweight_from")),
+    *((name, 0, 1) for name in ("noise", "cutmix", "mixup", "label_smoothing", "reweight_from")),
     ("logit_adjustment", 0, inf),
     ("patience", 1, inf),
     ("validation", 0, inf),
@@ -105,6 +105,7 @@ class Recipe:
     )
     cutout: int = setting(DATA, "Side of a grey square on training images in memory.", 0)
     cutmix: float = setting(DATA, "Probability of CutMix in a step.", 0.0)
+    mixup: float = setting(DATA, "Probability of mixup in a step without CutMix.", 0.0)
     crop: int = setting(DATA, "Side of the crops of image files.", 224)
     resize: int | None = setting(
         DATA, "Shorter side of image files before the crop; 8/7 of it by default.", None
