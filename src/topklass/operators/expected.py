@@ -14,7 +14,7 @@ from topklass._checks import (
 )
 from topklass._transforms import needs_plain_backward, plain_backward
 from topklass.dispatch import find_kernel
-from topklass.reference import expected
+from topklass.reference import expected, expected_bins
 from topklass.reference.power_sums import working_dtype
 
 
@@ -61,12 +61,14 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
         check_temperature(epsilon, "epsilon")
     rows = to_rows(scores, dim)
     kernel = find_kernel("expected_topk", rows, k) if epsilon else None
+    if kernel is None and epsilon and expected_bins.serves(rows, k):
+        kernel = expected_bins
     if kernel is None:
         result = _reference(rows, k, epsilon)
     else:
-        # The kernel computes a gradient only if it is asked for.
+        # A gradient is computed only if it is asked for.
         wanted = rows if torch.is_grad_enabled() else rows.detach()
-        result = _KernelExpectedTopK.apply(wanted, kernel, k, epsilon)
+        result = _ValueAndGradient.apply(wanted, kernel, k, epsilon)
     return result.reshape(index_shape(scores, dim)).to(scores.dtype)
 
 
@@ -74,8 +76,8 @@ def _reference(rows: Tensor, k: int, epsilon: float) -> Tensor:
     return expected.expected_topk(rows.to(working_dtype(rows.dtype)), k, epsilon)
 
 
-class _KernelExpectedTopK(torch.autograd.Function):
-    """Value and gradient by one kernel; higher derivatives are those of the reference."""
+class _ValueAndGradient(torch.autograd.Function):
+    """Value and gradient at once, by a kernel or bins; higher derivatives by plain operations."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, kernel: Any, k: int, epsilon: float) -> Tensor:
