@@ -7,11 +7,11 @@ over classes at each node, see :mod:`topklass.reference.expected_tables`.
 
 The chance of fewer than k scores above a node is the sum of the first k coefficients of
 
-    Π_tail (1 − p_i) · Q(ωX) · Π_heads (1 − p_i + p_i X),        ω the odds of the k-th score,
+    Π_tail (1 − p_i) · Q(rX) · Π_heads (1 − p_i + p_i X),
 
-with Q from power sums by Newton's identities. Where ω > 1 the polynomial is seen as one of Y = ωX:
-then no coefficient overflows. The gradient goes the same way back. That of a class in a bin is a
-polynomial of its place there.
+with Q from power sums by Newton's identities, and r ≥ 1 near the odds of the k-th score. It is
+computed as a polynomial of Y = rX: then no coefficient overflows. The gradient goes the same way
+back. That of a class in a bin is a polynomial of its place there.
 """
 
 from math import inf, nan, pi, sqrt
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from topklass._transforms import can_read_values
 from topklass.reference.expected_tables import TERMS, WIDTH, Tables, tables
-from topklass.reference.power_sums import kept_out, serves_labels
+from topklass.reference.power_sums import kept_out
 
 LARGEST_K = 64
 """Its tables take 20 MB."""
@@ -39,7 +39,6 @@ def serves(scores: Tensor, k: int) -> bool:
         and scores.dtype != torch.float64
         and scores.numel() > 0
         and k <= LARGEST_K
-        and serves_labels(k, scores.shape[1], scores.device)
     )
 
 
@@ -131,15 +130,15 @@ def integral(
     """
     k = len(sums)
     degree = torch.arange(k, dtype=torch.float64, device=z.device).view(k, 1, 1)
-    above = fixed.log_odds.clamp(min=0).exp()
-    first, last = (degree * fixed.log_odds.clamp(max=0)).exp(), above ** (degree - k)
+    scale = fixed.log_scale.exp()
+    last = scale ** (degree - k)
     x = z.unsqueeze(2) - fixed.nodes
     do_not = torch.special.erfc(x * sqrt(0.5)).div_(2)
     happen = 1 - do_not
-    do_not[:k].mul_(above)
-    happen[k:].div_(above)
+    do_not[:k].mul_(scale)
+    happen[k:].div_(scale)
     tail = newton(sums)
-    counts, before = tail * first, []
+    counts, before = tail, []
     for p, q in zip(happen, do_not, strict=True):
         before.append(counts)
         counts = times(counts, q, p)
@@ -147,15 +146,15 @@ def integral(
     if not differentiate:
         return shift, z[:0], sums[:0]
     density = x.square_().div_(-2).exp_().mul_(fixed.weights / sqrt(2 * pi))
-    density[k:].div_(above)
+    density[k:].div_(scale)
     slopes, of_heads = last.expand_as(sums), torch.empty_like(z)
     for i in range(len(z) - 1, -1, -1):
         # The chance that exactly k − 1 of the others are above.
-        others = (slopes * before[i]).sum(0).mul_(above)
+        others = (slopes * before[i]).sum(0).mul_(scale)
         others -= (slopes[1:] * before[i][:-1]).sum(0)
         torch.sum(others.mul_(density[i]), 1, out=of_heads[i])
         slopes = times(slopes, do_not[i], happen[i], up=False)
-    return shift, of_heads, newton_backward(tail, slopes * first * -fixed.weights)
+    return shift, of_heads, newton_backward(tail, slopes * -fixed.weights)
 
 
 def times(polynomial: Tensor, constant: Tensor, linear: Tensor, up: bool = True) -> Tensor:

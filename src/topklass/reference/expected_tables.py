@@ -5,8 +5,8 @@ largest only sums ``Σ_i F_j(z_i − t)``, j = 0..k−1, where ``z_i ≤ 0`` is 
 k-th, in units of noise:
 
 * ``F_0(x) = log Φ(−x)``, the logarithm of the chance that none of them is above t,
-* ``F_j(x) = (ω(x) / ω(−t))^j``, powers of the odds ``ω = Φ(x) / Φ(−x)`` relative to those of the
-  k-th score.
+* ``F_j(x) = (ω(x) / r)^j``, powers of the odds ``ω = Φ(x) / Φ(−x)`` relative to those of the k-th
+  score, or to 1 if these are less: ``r = max(ω(−t), 1)``.
 
 **Closed form.** On a bin of z of half a unit of noise, each F is a polynomial of degree 7 up to
 rounding. So the sums are products of a fixed matrix with the moments of each bin, ``Σ_i f_i^m`` for
@@ -41,8 +41,8 @@ class Tables(NamedTuple):
     """Thresholds, equally spaced, (A)."""
     weights: Tensor
     """Of the trapezoidal rule, (A)."""
-    log_odds: Tensor
-    """Of a class at 0 to be above each threshold, (A)."""
+    log_scale: Tensor
+    """``log r``: of the odds of a class at 0 to be above each threshold, or of 1, (A)."""
     bins: int
     """Of z, the first one around 0, the others below."""
     sums: Tensor
@@ -71,13 +71,13 @@ def tables(classes: int, k: int) -> Tables:
     weights = torch.full_like(nodes, (high - low) / (count - 1))
     weights[[0, -1]] /= 2
     log_in, log_out = log_chances(-nodes)
-    log_odds = log_in - log_out
+    log_scale = (log_in - log_out).clamp(min=0)
     bins = ceil(-quantile(BEYOND / (classes * k)) * sqrt(2) / WIDTH) + 1  # differences have 2ε²
     degree = torch.arange(TERMS, dtype=torch.float64, device="cpu")
     f = torch.cos((degree + 0.5) * pi / TERMS)
     z = WIDTH * (f / 2 - torch.arange(bins, device="cpu").unsqueeze(1))
     log_in, log_out = log_chances(z.unsqueeze(2) - nodes)
     power = torch.arange(1, k, device="cpu").view(-1, 1, 1, 1)
-    values = torch.cat([log_out[None], (power * (log_in - log_out - log_odds)).exp()])
+    values = torch.cat([log_out[None], (power * (log_in - log_out - log_scale)).exp()])
     coefficients = torch.linalg.solve(f.unsqueeze(1) ** degree, values)
-    return Tables(nodes, weights, log_odds, bins, coefficients.flatten(1, 2))
+    return Tables(nodes, weights, log_scale, bins, coefficients.flatten(1, 2))
