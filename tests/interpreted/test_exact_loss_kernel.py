@@ -139,7 +139,7 @@ def test_images():
 
 
 def test_launches(monkeypatch):
-    """One forward and one backward; without a gradient, only the value."""
+    """Two forward and one backward; without a gradient, only the value."""
     launched, real = [], expected.launch
 
     def launch(kernel, *rest):
@@ -148,11 +148,13 @@ def test_launches(monkeypatch):
 
     monkeypatch.setattr(expected, "launch", launch)
     value, _ = value_and_gradient("kernel", some_logits(), TARGET)
-    assert launched == [(expected.expected_kernel, True), (expected.scaled_kernel, None)]
+    first = (expected.heads_kernel, None)
+    assert launched[:2] == [first, (expected.integral_kernel, True)]
+    assert launched[2:] == [(expected.gradient_kernel, None)]
     with topklass.use_backend("kernel"), torch.no_grad():
         leaf = some_logits().requires_grad_()
         assert noised_topk_loss(leaf, TARGET, K, samples=None) == value
-    assert launched[2:] == [(expected.expected_kernel, False)]
+    assert launched[3:] == [first, (expected.integral_kernel, False)]
 
 
 @pytest.mark.slow

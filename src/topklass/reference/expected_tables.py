@@ -30,7 +30,9 @@ TERMS = 8
 """Moments of a bin."""
 WIDTH = 0.5
 """Of a bin, in units of noise."""
-BEYOND = 1e-6
+MOST_BINS = 24
+"""Enough for n·k = 10⁹."""
+BEYOND = 3e-7
 """Probability of the k-th largest to be beyond the nodes, or a class out of reach."""
 
 
@@ -72,7 +74,8 @@ def tables(classes: int, k: int) -> Tables:
     weights[[0, -1]] /= 2
     log_in, log_out = log_chances(-nodes)
     log_scale = (log_in - log_out).clamp(min=0)
-    bins = ceil(-quantile(BEYOND / (classes * k)) * sqrt(2) / WIDTH) + 1  # differences have 2ε²
+    reach = -quantile(BEYOND / (classes * k)) * sqrt(2)  # the noise of a difference
+    bins = min(MOST_BINS, ceil(reach / WIDTH) + 1)
     degree = torch.arange(TERMS, dtype=torch.float64, device="cpu")
     f = torch.cos((degree + 0.5) * pi / TERMS)
     z = WIDTH * (f / 2 - torch.arange(bins, device="cpu").unsqueeze(1))
