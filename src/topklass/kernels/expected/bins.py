@@ -19,6 +19,8 @@ TERMS = tl.constexpr(expected_tables.TERMS)
 BINS = tl.constexpr(expected_tables.MOST_BINS)
 LANES = tl.constexpr(32)
 """Room for the bins, a power of two."""
+FEW = tl.constexpr(256)
+"""Classes whose moments are taken together: there may be one of them in reach, or all."""
 PLACES = tl.constexpr(2 / expected_tables.WIDTH)
 """How fast the place in a bin changes, in units of noise."""
 
@@ -91,6 +93,7 @@ def row_moments(line, span, columns, heads, marks, scale, out, TILE: tl.constexp
     All scores up to the least head are in bins; the heads that are equal to it are taken out again
     if they are given.
     """
+    BLOCK: tl.constexpr = FEW if TILE.block > FEW else TILE.block
     center, least = marks
     rate, bins = scale
     moments = ()
@@ -98,8 +101,8 @@ def row_moments(line, span, columns, heads, marks, scale, out, TILE: tl.constexp
         moments = moments + (tl.zeros((LANES,), tl.float32),)
     of_head, there, equal = bin_of(heads, center, least, rate, bins)
     moments = added(moments, of_head, there, equal, tl.max(of_head, 0), -1.0)
-    for begin in range(span[0], span[1], TILE.block):
-        column = begin + tl.arange(0, TILE.block)
+    for begin in range(span[0], span[1], BLOCK):
+        column = begin + tl.arange(0, BLOCK)
         x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
         number, place, near = bin_of(x, center, least, rate, bins)
         bin = next_bin(number, near, -1)

@@ -6,7 +6,7 @@ The forward pass reads the scores twice, for the largest of each row and for the
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,10 +35,8 @@ from topklass.kernels.smooth.launch import (
     alignment,
     launch,
     margins_and_number,
-    new_counter,
     new_gradient,
     new_result,
-    of_no_rows,
     power_of_two,
     room_for_heads,
     row_stride,
@@ -110,17 +108,24 @@ def tables_for(scores: Tensor, k: int) -> DeviceTables:
     return device_tables(power_of_two(scores.shape[1]), k, scores.device)
 
 
-def new_saved(scores: Tensor, k: int) -> Saved:
-    """Room for what the gradient needs."""
-    rows, kept = scores.shape[0], kept_out(k, scores.shape[1])
+def new_saved(scores: Tensor, heads: Tensor, places: Tensor) -> Saved:
+    """The largest scores and their classes, and room for the rest."""
+    rows = scores.shape[0]
     return Saved(
-        scores.new_empty(rows, kept, dtype=torch.float32),
-        scores.new_empty(rows, kept, dtype=torch.int32),
-        scores.new_empty(rows, kept, dtype=torch.float32),
+        heads,
+        places,
+        torch.empty_like(heads),
         scores.new_empty(rows, STATE, dtype=torch.float64),
         scores.new_empty(rows, dtype=torch.float32),
         scores.new_empty(1 + 2 * MOST_PROGRAMS, dtype=torch.float64),
     )
+
+
+def room_for_saved(scores: Tensor, k: int) -> Saved:
+    """Room for what the gradient needs."""
+    shape = (scores.shape[0], kept_out(k, scores.shape[1]))
+    heads = scores.new_empty(shape, dtype=torch.float32)
+    return new_saved(scores, heads, scores.new_empty(shape, dtype=torch.int32))
 
 
 def read_rows(scores: Tensor, expected: Expected, bins: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,7 +165,7 @@ def integrate(
     rows, columns = scores.shape
     fixed = tables_for(scores, k)
     heads, places, moments = read_rows(scores, expected, fixed.bins)
-    saved = new_saved(scores, k)._replace(heads=heads, places=places)
+    saved = new_saved(scores, heads, places)
     result, sums = new_result(scores, reduction), moments @ fixed.sums
     kept, nodes = heads.shape[1], len(fixed.nodes.t)
     width = max(64, power_of_two(nodes))
@@ -261,84 +266,3 @@ def expected_topk(
     if not differentiate:
         return value, value.new_empty(0)
     return value, write_gradient(value.new_ones(()), problem, saved, expected, False)
-
-
-# The same for torch.compile and torch.export, which do not look inside custom operators.
-
-
-def traced(scores: Tensor, labels: Tensor, loss: HingeLoss, options: Options) -> Tensor:
-    """The loss, differentiable, as ``forward`` returns it."""
-    margins, margin = margins_and_number(loss.margin, scores)
-    k, *numbers = of_loss(loss, margin)
-    given = (options.weight, options.ignore_index, options.reduction)
-    # An exported program is called with gradients, however it was exported.
-    differentiate = torch.is_grad_enabled() or torch.compiler.is_exporting()
-    result, *_ = expected_operator(scores, labels, margins, k, *numbers, *given, differentiate)
-    return cast(Tensor, result)
-
-
-@torch.library.custom_op("topklass::expected", mutates_args=())
-def expected_operator(
-    scores: Tensor,
-    labels: Tensor,
-    margins: Tensor | None,
-    k: int,
-    epsilon: float,
-    margin: float,
-    scale: float,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    differentiate: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The reduced loss, and what its gradient needs."""
-    if scores.shape[0] == 0:
-        return of_no_rows(new_result(scores, reduction), reduction), *new_saved(scores, k)
-    problem = rows_of(scores, labels, margins, weight)
-    expected, counter = Expected(k, epsilon, margin, scale), new_counter(scores)
-    result, saved = integrate(problem, expected, ignore_index, reduction, differentiate, counter)
-    return result, *saved
-
-
-@expected_operator.register_fake
-def _(scores: Tensor, labels: Tensor, margins: Tensor | None, k: int, *rest: Any) -> Any:
-    *_, reduction, _ = rest
-    return new_result(scores, reduction), *new_saved(scores, k)
-
-
-@torch.library.custom_op("topklass::expected_gradient", mutates_args=())
-def expected_gradient(
-    outgoing: Tensor,
-    scores: Tensor,
-    labels: Tensor,
-    saved: list[Tensor],
-    k: int,
-    epsilon: float,
-    mean: bool,
-) -> Tensor:
-    """The gradient, scaled, in the dtype of the scores."""
-    if scores.shape[0] == 0:
-        return new_gradient(scores)
-    problem, expected = rows_of(scores, labels), Expected(k, epsilon)
-    return write_gradient(outgoing, problem, Saved(*saved), expected, mean)
-
-
-@expected_gradient.register_fake
-def _(outgoing: Tensor, scores: Tensor, *_: Any) -> Tensor:
-    return new_gradient(scores)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    scores, labels, _, ctx.k, ctx.epsilon, *_, reduction, _ = inputs
-    ctx.mean = reduction == "mean"
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(scores, labels, *output[1:])
-
-
-def _backward(ctx: Any, outgoing: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    scores, labels, *saved = ctx.saved_tensors
-    gradient = expected_gradient(outgoing, scores, labels, saved, ctx.k, ctx.epsilon, ctx.mean)
-    return gradient, *(None,) * 10
-
-
-expected_operator.register_autograd(_backward, setup_context=_setup_context)
