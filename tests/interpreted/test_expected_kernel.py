@@ -35,7 +35,7 @@ def check(scores: Tensor, k: int, epsilon: float = 0.5, error: float = 3e-6) -> 
 @pytest.mark.parametrize("epsilon", [0.02, 0.5, 3.0])
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
-    [(1, 1, 1), (2, 7, 1), *(slow(*case) for case in ((2, 7, 7), (3, 40, 6), (1, 70, 20)))],
+    [(1, 1, 1), (2, 7, 1), slow(2, 7, 7), slow(3, 40, 6)],
 )
 def test_random_scores(rows, n, k, epsilon):
     check(torch.randn(rows, n), k, epsilon)
@@ -56,16 +56,15 @@ def test_pieces_of_a_row(k):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [11, 21, 22, 60])
+@pytest.mark.parametrize("n", [11, 22, 60])
 def test_more_heads_of_long_lists(n):
-    """2k of them, or all classes; those below the k-th, too, may be equal."""
-    check(torch.randn(1, n), 11)
-    check(torch.randn(1, n).round(), 11)
+    """2k of them, or all classes; some are equal, also those below the k-th."""
+    check((2 * torch.randn(1, n)).round() / 2, 11)
 
 
 @pytest.mark.slow
 def test_largest_k():
-    check(torch.randn(1, 70), 64)
+    check(torch.randn(1, 66), 64)
     with topklass.use_backend("kernel"), pytest.raises(RuntimeError, match="k = 65, only up to 64"):
         expected_topk(torch.randn(1, 70), 65)
 

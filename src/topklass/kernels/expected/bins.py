@@ -171,7 +171,8 @@ def moments_kernel(
     top = heads + row * TILE.k
     marks = (tl.load(top + k - 1), tl.load(top + TILE.k - 1))
     slot = tl.arange(0, TILE.slots)
-    values = tl.load(top + slot, (slot < TILE.k) & (part == 0), float("inf"))
+    values = tl.load(top + slot, slot < TILE.k, float("inf"))
+    values = tl.where(part == 0, values, float("inf"))
     out = moments + (row * tl.num_programs(1) + part) * TERMS * BINS
     span = (start, tl.minimum(start + piece, columns))
     row_moments(line, span, columns, values, marks, scale, out, TILE)
