@@ -13,7 +13,7 @@ from torch.distributions import Binomial
 import topklass
 from contract_cases import all_pairs
 from topklass import expected_topk, noised_topk
-from topklass.reference import expected
+from topklass.reference import expected, expected_bins
 from topklass.reference.poisson_binomial import fewer_than
 
 ROWS = {
@@ -238,14 +238,60 @@ def test_derivatives():
     assert torch.autograd.gradgradcheck(lambda s: expected_topk(s, 2, 0.5), scores)
 
 
-def test_blocks_of_rows(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_blocks_of_rows(dtype, monkeypatch):
     """The same value and gradient when memory allows for one row at a time."""
-    scores = torch.randn(7, 50, generator=seeded(0))
+    scores = torch.randn(7, 50, dtype=dtype, generator=seeded(0))
     value, gradient = value_and_gradient(scores, 3, 0.5)
     monkeypatch.setattr("topklass.reference.row_blocks.GRAPH_ELEMENTS", {"cpu": 1, "other": 1})
+    monkeypatch.setattr(expected_bins, "BLOCK_ELEMENTS", 1)
     again, again_gradient = value_and_gradient(scores, 3, 0.5)
     torch.testing.assert_close(again, value)
     torch.testing.assert_close(again_gradient, gradient)
+
+
+@pytest.mark.parametrize("depth", [0.3, 1.1, 3.3, 5.1, 8.1, 12.0])
+@pytest.mark.parametrize(("k", "ties"), [(1, 1), (6, 6), (6, 12)])
+def test_crowd_below(k, ties, depth):
+    """Many equal scores at any place of a bin, under few: each counts little, all of them much."""
+    scores = torch.full((1, 2_000), -depth)
+    scores[0, :ties] = 0.0
+    value, chances = value_and_gradient(scores.double(), k, 1.0)
+    actual, gradient = value_and_gradient(scores, k, 1.0)
+    torch.testing.assert_close(actual.double(), value, rtol=0, atol=4e-6)
+    torch.testing.assert_close(gradient.double(), chances, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("k", [expected_bins.LARGEST_K, expected_bins.LARGEST_K + 1])
+def test_long_lists(k):
+    """Up to the longest for which there are bins, and beyond."""
+    scores = torch.randn(1, 150, generator=seeded(0))
+    scores[0, :100] = scores[0, 0]
+    assert expected_bins.serves(scores, k) == (k <= expected_bins.LARGEST_K)
+    value, chances = value_and_gradient(scores.double(), k, 0.5)
+    actual, gradient = value_and_gradient(scores, k, 0.5)
+    torch.testing.assert_close(actual.double(), value, rtol=0, atol=2e-6)
+    torch.testing.assert_close(gradient.double(), chances, rtol=0, atol=2e-6)
+
+
+def test_second_derivatives_in_single_precision():
+    scores = torch.randn(2, 9, generator=seeded(0))
+    second = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = scores.to(dtype).requires_grad_()
+        (first,) = torch.autograd.grad(expected_topk(leaf, 2, 0.5).sum(), leaf, create_graph=True)
+        second += torch.autograd.grad((first**2).sum(), leaf)
+    torch.testing.assert_close(second[0].double(), second[1], rtol=0, atol=1e-5)
+    assert second[1].abs().max() > 0.01
+
+
+def test_value_alone(monkeypatch):
+    """What costs more than the value is not computed."""
+    scores = torch.randn(3, 30, requires_grad=True, generator=seeded(0))
+    value = expected_topk(scores, 4, 0.5)
+    monkeypatch.setattr(expected_bins, "newton_backward", None)
+    with torch.no_grad():
+        assert torch.equal(expected_topk(scores, 4, 0.5), value)
 
 
 def test_classes_out_of_reach_are_left_out():

@@ -37,12 +37,13 @@ def check(logits: Tensor, target: Tensor, k: int = K, **options) -> tuple[Tensor
 
 def some_logits(rows: int = 5) -> Tensor:
     logits = torch.randn(rows, N, generator=torch.Generator().manual_seed(1))
+    logits[1, 3] = logits[1].topk(K + 1).values[-1] + 0.01
     logits[-1, 4] = 20.0
     return logits
 
 
 TARGET = torch.tensor([0, 3, -100, 11, 4])
-"""One of them ignored; the last one is far above, and has no loss."""
+"""The second is just among the largest. One is ignored; the last is far above, without a loss."""
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_options(reduction, weighted, per_class):
     )
     assert loss.isfinite().all()
     assert not gradient[[2, 4]].any()
-    assert gradient[0].any()
+    assert gradient[:2].any(1).all()
 
 
 @pytest.mark.parametrize("k", [1, slow(6), slow(N - 1)])
@@ -139,7 +140,7 @@ def test_images():
 
 
 def test_launches(monkeypatch):
-    """One forward and one backward; without a gradient, only the value."""
+    """Two forward and one backward; without a gradient, only the value."""
     launched, real = [], expected.launch
 
     def launch(kernel, *rest):
@@ -148,11 +149,13 @@ def test_launches(monkeypatch):
 
     monkeypatch.setattr(expected, "launch", launch)
     value, _ = value_and_gradient("kernel", some_logits(), TARGET)
-    assert launched == [(expected.expected_kernel, True), (expected.scaled_kernel, None)]
+    first = (expected.heads_kernel, None)
+    assert launched[:2] == [first, (expected.integral_kernel, True)]
+    assert launched[2:] == [(expected.gradient_kernel, None)]
     with topklass.use_backend("kernel"), torch.no_grad():
         leaf = some_logits().requires_grad_()
         assert noised_topk_loss(leaf, TARGET, K, samples=None) == value
-    assert launched[2:] == [(expected.expected_kernel, False)]
+    assert launched[3:] == [first, (expected.integral_kernel, False)]
 
 
 @pytest.mark.slow

@@ -1,26 +1,42 @@
 """The expected k-th largest score under noise, and the loss above it, on a GPU.
 
-The gradient comes with the value, in one launch; the backward pass scales it.
+The forward pass reads the scores twice, for the largest of each row and for the moments of its bins
+(``bins.py``). A product with fixed tables makes them sums at the nodes of an integral, which
+``integral.py`` takes. The backward pass reads the scores once more and writes their gradient.
 """
 
-from typing import Any, NamedTuple, cast
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import Options
-from topklass.kernels.expected.counting import Tile
-from topklass.kernels.expected.gradient import scaled_kernel
-from topklass.kernels.expected.loss import Numbers, Room, expected_kernel
+from topklass.kernels.expected.bins import (
+    BINS,
+    TERMS,
+    Constants,
+    Tile,
+    gradient_kernel,
+    heads_kernel,
+    moments_kernel,
+)
+from topklass.kernels.expected.integral import (
+    Memory,
+    Nodes,
+    Numbers,
+    Rows,
+    RowTile,
+    integral_kernel,
+)
 from topklass.kernels.noised.launch import HingeLoss
 from topklass.kernels.smooth.launch import (
     alignment,
     launch,
     margins_and_number,
-    new_counter,
     new_gradient,
     new_result,
-    of_no_rows,
     power_of_two,
     room_for_heads,
     row_stride,
@@ -29,17 +45,17 @@ from topklass.kernels.smooth.launch import (
 )
 from topklass.kernels.smooth.row_constants import Outputs
 from topklass.kernels.smooth.row_state import Problem
-from topklass.reference.expected import DOWN, FAR, UP
+from topklass.reference import expected_tables
+from topklass.reference.power_sums import kept_out
 
-NODES = 64
-"""Of the integral."""
-WARPS = 4
-"""One thread for each node and half of the candidates."""
-LONG = 24
-"""Ranks beyond which a program has no room for two candidates of a half at a time."""
 MOST_PROGRAMS = 2048
 MOST_BYTES = 2**27
-"""Of memory that all programs may need for what they keep, unless one alone needs more."""
+"""Of memory that all programs may need for their coefficients, unless one alone needs more."""
+MOST_PIECES = 2048
+"""Rows times the pieces of each, unless there are more rows."""
+WIDTH = expected_tables.WIDTH
+STATE = BINS.value * TERMS.value
+"""Moments of a row."""
 
 
 class Expected(NamedTuple):
@@ -57,14 +73,83 @@ def of_loss(loss: HingeLoss, margin: float) -> Expected:
     return Expected(int(loss.k) + 1, float(loss.epsilon), margin, float(loss.scale))
 
 
-def new_outputs(scores: Tensor, reduction: str, differentiate: bool) -> tuple[Tensor, ...]:
-    """Room for the result, its gradient (of zeros), and two sums for each program."""
-    shape = scores.shape if differentiate else (0, scores.shape[1])
-    return (
-        new_result(scores, reduction),
-        scores.new_zeros(shape, dtype=torch.float32),
+class Saved(NamedTuple):
+    """What the gradient needs: see ``bins.Constants``, and the weight of all rows in a buffer."""
+
+    heads: Tensor
+    places: Tensor
+    of_heads: Tensor
+    of_moments: Tensor
+    slopes: Tensor
+    buffer: Tensor
+
+
+class DeviceTables(NamedTuple):
+    """Those of ``reference/expected_tables.py`` as the kernels take them."""
+
+    nodes: Nodes
+    bins: int
+    sums: Tensor
+    """From moments to sums, (STATE, k·A)."""
+
+
+@lru_cache(maxsize=4)
+def device_tables(classes: int, k: int, device: torch.device) -> DeviceTables:
+    """The tables on a device, with room for all bins."""
+    fixed = expected_tables.tables(classes, k)
+    nodes = (t.to(device) for t in (fixed.nodes, fixed.weights, fixed.log_scale.exp()))
+    by_bin = fixed.sums.view(k, fixed.bins, TERMS.value, -1)
+    every = F.pad(by_bin, (0, 0, 0, 0, 0, BINS.value - fixed.bins)).permute(2, 1, 0, 3)
+    return DeviceTables(Nodes(*nodes), fixed.bins, every.reshape(STATE, -1).to(device))
+
+
+def tables_for(scores: Tensor, k: int) -> DeviceTables:
+    """Those for the number of classes, rounded up."""
+    return device_tables(power_of_two(scores.shape[1]), k, scores.device)
+
+
+def new_saved(scores: Tensor, heads: Tensor, places: Tensor) -> Saved:
+    """The largest scores and their classes, and room for the rest."""
+    rows = scores.shape[0]
+    return Saved(
+        heads,
+        places,
+        torch.empty_like(heads),
+        scores.new_empty(rows, STATE, dtype=torch.float64),
+        scores.new_empty(rows, dtype=torch.float32),
         scores.new_empty(1 + 2 * MOST_PROGRAMS, dtype=torch.float64),
     )
+
+
+def room_for_saved(scores: Tensor, k: int) -> Saved:
+    """Room for what the gradient needs."""
+    shape = (scores.shape[0], kept_out(k, scores.shape[1]))
+    heads = scores.new_empty(shape, dtype=torch.float32)
+    return new_saved(scores, heads, scores.new_empty(shape, dtype=torch.int32))
+
+
+def read_rows(scores: Tensor, expected: Expected, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest scores of rows and their classes, (R, H), and moments, (R, STATE), in float64."""
+    rows, columns = scores.shape
+    kept = kept_out(expected.k, columns)
+    block = min(1024, max(32, power_of_two(columns)))
+    count = -(-columns // block)
+    piece = -(-count // max(1, min(count // 4, MOST_PIECES // rows, 32))) * block
+    parts = -(-columns // piece)
+    tile = Tile(kept, room_for_heads(kept), 1, block, alignment(scores), joined=parts == 1)
+    heads = scores.new_empty(rows, parts * kept, dtype=torch.float32)
+    places = scores.new_empty(rows, parts * kept, dtype=torch.int32)
+    moments = scores.new_empty(rows, parts * STATE, dtype=torch.float64)
+    rate = 1 / (WIDTH * expected.epsilon)
+    numbers = (columns, scores.stride(0), piece, expected.k, rate, float(bins), tile)
+    grid = (rows, parts)
+    launch(heads_kernel, grid, 1, scores, scores, heads, places, moments, *numbers)
+    if parts > 1:
+        heads, order = heads.sort(1, descending=True)  # NaN first
+        heads, places = heads[:, :kept].contiguous(), places.gather(1, order[:, :kept])
+        launch(moments_kernel, grid, 1, scores, scores, heads, moments, *numbers)
+        moments = moments.view(rows, parts, STATE).sum(1)
+    return heads, places, moments
 
 
 def integrate(
@@ -74,70 +159,71 @@ def integrate(
     reduction: str,
     differentiate: bool,
     counter: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The expected top-k or the reduced loss, its unscaled gradient, and its weight in a buffer."""
+) -> tuple[Tensor, Saved]:
+    """The expected top-k or the reduced loss, and what its gradient needs."""
     scores, k = problem.scores, expected.k
     rows, columns = scores.shape
-    half = -(-columns // 2)
-    segment = min(512, max(8, power_of_two(round(half**0.5))))
-    kept = (-(-half // segment) + segment) * k + segment if differentiate else 0
-    size = 2 * (k + kept) * NODES
-    programs = max(1, min(rows, MOST_PROGRAMS, MOST_BYTES // (4 * size + 8 * columns)))
-    result, gradient, buffer = new_outputs(scores, reduction, differentiate)
+    fixed = tables_for(scores, k)
+    heads, places, moments = read_rows(scores, expected, fixed.bins)
+    saved = new_saved(scores, heads, places)
+    result, sums = new_result(scores, reduction), moments @ fixed.sums
+    kept, nodes = heads.shape[1], len(fixed.nodes.t)
+    width = max(64, power_of_two(nodes))
+    size = (kept + 1 + 2 * k) * width
+    programs = max(1, min(rows, MOST_PROGRAMS, MOST_BYTES // (8 * size)))
+    memory = scores.new_empty(programs * size, dtype=torch.float64)
     launch(
-        expected_kernel,
+        integral_kernel,
         (programs,),
-        WARPS,
+        width // 32,
         scores,
         problem,
-        Room(
-            scores.new_empty(programs * columns, dtype=torch.int32),
-            scores.new_empty(programs * columns, dtype=torch.float32),
-            scores.new_empty(programs * size, dtype=torch.float32),
-        ),
-        Outputs(buffer, counter, result),
-        gradient if differentiate else None,
-        Numbers(expected.epsilon, DOWN, UP, DOWN + FAR, expected.margin, expected.scale),
+        Rows(heads, sums, saved.of_heads, saved.slopes),
+        fixed.nodes,
+        Outputs(saved.buffer, counter, result),
+        Memory(*memory.split([programs * n * width for n in (kept + 1, k, k)])),
+        Numbers(expected.epsilon, expected.margin, expected.scale),
         rows,
         columns,
         scores.stride(0),
-        size,
+        k,
+        kept,
+        nodes,
         int(ignore_index),
-        Tile(
-            k,
-            room_for_heads(k),
-            min(512, max(64, power_of_two(columns))),
-            NODES,
-            segment,
-            1 if k > LONG else 2,
-            alignment(scores),
-            differentiate,
-            reduction,
-        ),
+        RowTile(width, differentiate, reduction),
     )
-    return result, gradient, buffer
+    if differentiate:
+        torch.mm(sums, fixed.sums.t(), out=saved.of_moments)
+    return result, saved
 
 
-def scaled(
-    outgoing: Tensor, gradient: Tensor, total: Tensor, mean: bool, dtype: torch.dtype
+def write_gradient(
+    outgoing: Tensor, problem: Problem, saved: Saved, expected: Expected, mean: bool
 ) -> Tensor:
-    """The gradient times the outgoing one, over the weight of all rows if it is of their mean."""
-    rows, columns = gradient.shape
-    result = torch.empty_like(gradient, dtype=dtype)
-    block = min(1024, max(64, power_of_two(columns)))
+    """The gradient (R, n), scaled by the outgoing one, () or (R)."""
+    scores, kept = problem.scores, saved.heads.shape[1]
+    rows, columns = scores.shape
+    result = new_gradient(scores)
+    wide = min(512, max(32, power_of_two(columns)))
+    tall = max(1, 256 // wide)
     launch(
-        scaled_kernel,
-        (rows, -(-columns // block)),
+        gradient_kernel,
+        (-(-rows // tall), -(-columns // wide)),
         1,
-        gradient,
-        gradient,
+        scores,
+        problem,
+        Constants(*saved[:5]),
         outgoing,
-        total,
+        saved.buffer,
         result,
+        rows,
         columns,
+        scores.stride(0),
+        expected.k,
         row_stride(outgoing),
-        mean,
-        block,
+        1 / (WIDTH * expected.epsilon),
+        float(tables_for(scores, expected.k).bins),
+        Tile(kept, room_for_heads(kept), tall, wide, alignment(scores), mean=mean),
     )
     return result
 
@@ -145,13 +231,10 @@ def scaled(
 def forward(
     scores: Tensor, labels: Tensor, loss: HingeLoss, options: Options, differentiate: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The reduced loss of (R, n) scores, float32, or (R) losses; and what the gradient needs.
-
-    The latter is the gradient itself, which costs more than the loss, and the total weight.
-    """
+    """The reduced loss of (R, n) scores, float32, or (R) losses; and what the gradient needs."""
     margins, margin = margins_and_number(loss.margin, scores)
     problem = rows_of(scores, labels, margins, options.weight)
-    result, *saved = integrate(
+    return integrate(
         problem,
         of_loss(loss, margin),
         options.ignore_index,
@@ -159,7 +242,6 @@ def forward(
         differentiate,
         shared_counter(scores),
     )
-    return result, tuple(saved)
 
 
 def backward(
@@ -171,85 +253,16 @@ def backward(
     options: Options,
 ) -> Tensor:
     """The gradient (R, n), scaled by the outgoing one, () or (R)."""
-    gradient, total = saved
-    return scaled(outgoing, gradient, total, options.reduction == "mean", scores.dtype)
+    problem, expected = rows_of(scores, labels), of_loss(loss, 0.0)
+    return write_gradient(outgoing, problem, Saved(*saved), expected, options.reduction == "mean")
 
 
 def expected_topk(
     scores: Tensor, k: int, epsilon: float, differentiate: bool
 ) -> tuple[Tensor, Tensor]:
     """The expected k-th largest of (R, n) scores, (R), and its gradient, (R, n) or empty."""
-    expected = Expected(int(k), float(epsilon))
-    counter = shared_counter(scores)
-    value, gradient, _ = integrate(rows_of(scores), expected, 0, "none", differentiate, counter)
-    return value, gradient
-
-
-# The same for torch.compile and torch.export, which do not look inside custom operators.
-
-
-def traced(scores: Tensor, labels: Tensor, loss: HingeLoss, options: Options) -> Tensor:
-    """The loss, differentiable, as ``forward`` returns it."""
-    margins, margin = margins_and_number(loss.margin, scores)
-    k, *numbers = of_loss(loss, margin)
-    given = (options.weight, options.ignore_index, options.reduction)
-    # An exported program is called with gradients, however it was exported.
-    differentiate = torch.is_grad_enabled() or torch.compiler.is_exporting()
-    result, *_ = expected_operator(scores, labels, margins, k, *numbers, *given, differentiate)
-    return cast(Tensor, result)
-
-
-@torch.library.custom_op("topklass::expected", mutates_args=())
-def expected_operator(
-    scores: Tensor,
-    labels: Tensor,
-    margins: Tensor | None,
-    k: int,
-    epsilon: float,
-    margin: float,
-    scale: float,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    differentiate: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The reduced loss, its unscaled gradient and its weight."""
-    if scores.shape[0] == 0:
-        result, gradient, buffer = new_outputs(scores, reduction, differentiate)
-        return of_no_rows(result, reduction), gradient, buffer
-    problem = rows_of(scores, labels, margins, weight)
-    expected, counter = Expected(k, epsilon, margin, scale), new_counter(scores)
-    return integrate(problem, expected, ignore_index, reduction, differentiate, counter)
-
-
-@expected_operator.register_fake
-def _(scores: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *_, reduction, differentiate = rest
-    return new_outputs(scores, reduction, differentiate)
-
-
-@torch.library.custom_op("topklass::expected_gradient", mutates_args=())
-def expected_gradient(
-    outgoing: Tensor, gradient: Tensor, buffer: Tensor, scores: Tensor, mean: bool
-) -> Tensor:
-    """The gradient, scaled, in the dtype of the scores."""
-    return scaled(outgoing, gradient, buffer, mean, scores.dtype)
-
-
-@expected_gradient.register_fake
-def _(outgoing: Tensor, gradient: Tensor, buffer: Tensor, scores: Tensor, mean: bool) -> Tensor:
-    return new_gradient(scores)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    scores, *_, reduction, _ = inputs
-    ctx.mean = reduction == "mean"
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*output[1:], scores)
-
-
-def _backward(ctx: Any, outgoing: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return expected_gradient(outgoing, *ctx.saved_tensors, ctx.mean), *(None,) * 10
-
-
-expected_operator.register_autograd(_backward, setup_context=_setup_context)
+    expected, problem = Expected(int(k), float(epsilon)), rows_of(scores)
+    value, saved = integrate(problem, expected, 0, "none", differentiate, shared_counter(scores))
+    if not differentiate:
+        return value, value.new_empty(0)
+    return value, write_gradient(value.new_ones(()), problem, saved, expected, False)
