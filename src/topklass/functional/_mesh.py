@@ -71,7 +71,7 @@ def mesh_loss(
         loss = replace(loss, margin=_part(margin, mesh, per_class))  # type: ignore[type-var]
     weight = None if options.weight is None else _part(options.weight, mesh, per_class)
     options = options._replace(weight=weight)
-    local, labels = logits.to_local(), _part(target, mesh, of_target)
+    local, labels = _local(logits), _part(target, mesh, of_target)
     if of_classes is None:
         losses, total = _of_whole_rows(loss, local, labels, dim, options)
     else:
@@ -130,7 +130,39 @@ def _part(tensor: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> Tens
     if not isinstance(tensor, DTensor):
         whole = [Replicate()] * mesh.ndim
         tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
-    return tensor.redistribute(placements=placements).to_local()
+    return _local(tensor.redistribute(placements=placements))
+
+
+def _local(tensor: DTensor) -> Tensor:
+    """This rank's part, whose gradient becomes one of the whole tensor again."""
+    result: Tensor = _Local.apply(tensor)
+    return result
+
+
+class _Local(torch.autograd.Function):
+    """``to_local``, but with the strides of the whole tensor, not those that a part suggests.
+
+    If parts differ in size, PyTorch 2.6 would take the gradient for one of another layout, and copy
+    it into a replicated tensor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.mesh, ctx.placements = tensor.device_mesh, tensor.placements
+        ctx.shape, ctx.stride = tensor.shape, tensor.stride()
+        local = tensor.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> DTensor:
+        return DTensor.from_local(
+            gradients[0],
+            ctx.mesh,
+            ctx.placements,
+            run_check=False,
+            shape=ctx.shape,
+            stride=ctx.stride,
+        )
 
 
 def _of_whole_rows(
