@@ -13,6 +13,7 @@ from torch import nn
 from torch.multiprocessing import get_context, start_processes
 
 import topklass
+from sharded_messages import counted
 from test_train_engine import RECIPE, assert_same_weights, toy, train_until, weights
 from topklass.functional import target_rank
 from topklass.train import Recipe, evaluate, load_run, train
@@ -94,18 +95,33 @@ def check(rank: int, ranks: int, folder: str) -> None:
     images = torch.randn(5, 4, dtype=torch.float64)
     labels = torch.randint(CLASSES, (5,))
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    assert torch.equal(all_rows(labels[own]), labels)
+    assert torch.equal(all_rows(labels[own], counts), labels)
 
     whole, split = network(), network()
     state = {name: value.clone() for name, value in whole.state_dict().items()}
     head = ShardedHead(split, CLASSES, torch.device("cpu"))
     assert split[2].weight.shape == ((4, 3)[rank], FEATURES)
     criterion = topklass.SmoothTopKLoss(2)
-    output = split(images[own])
-    assert torch.equal(head.ranks(output, labels[own]), target_rank(whole(images), labels)[own])
-    loss, expected = head.loss(criterion, output, labels[own]), criterion(whole(images), labels)
+    sent: list[tuple[str, int]] = []
+    with counted(sent):
+        output = split(images[own])
+        targets = head.targets(labels[own])
+        found = head.ranks(output, targets)
+        loss, expected = head.loss(criterion, output, targets), criterion(whole(images), labels)
+        loss.backward()
+    assert sent == [
+        ("gather", 8),  # the number of samples
+        ("gather", 3 * FEATURES * 8),  # of the largest share
+        ("gather", 3 * 8),
+        ("gather", 1024),
+        ("gather", 5 * 2 * 8),
+        ("reduce", 5 * 2 * 8),
+        ("gather", 1024),
+        ("gather", 5 * (2 * 2 + 4) * 8),
+        ("reduce", 5 * FEATURES * 8),
+    ]
+    assert torch.equal(found, target_rank(whole(images), labels)[own])
     torch.testing.assert_close(loss, expected)
-    loss.backward()
     expected.backward()
     for name in ("weight", "bias"):
         part = head.part(getattr(whole[2], name).grad)
@@ -113,6 +129,13 @@ def check(rank: int, ranks: int, folder: str) -> None:
     for mine, theirs in zip(split[0].parameters(), whole[0].parameters(), strict=True):
         dist.all_reduce(mine.grad)
         torch.testing.assert_close(mine.grad / ranks, theirs.grad)  # as DDP averages
+
+    shares = torch.rand(5, 2, dtype=torch.float64)
+    few = topklass.SparseTarget(torch.stack([labels, labels.flip(0)], 1), shares)
+    mine = head.targets(topklass.SparseTarget(*(each[own] for each in few)))
+    assert all(map(torch.equal, mine, few))
+    torch.testing.assert_close(head.loss(criterion, output, mine), criterion(whole(images), few))
+    assert torch.equal(head.ranks(output, mine), found)
 
     saved = split.state_dict()
     if rank == 0:
@@ -216,6 +239,7 @@ CASES = {
     "lists": {"loss": "topk-cross-entropy", "reweight_from": 0.5, "average": "macro"},
     "ldam": {"loss": "ldam", "head": "cosine", "epochs": 1},  # a scale of 30 amplifies rounding
     "noised": {"loss": "noised", "epsilon": 0.0, "samples": 2},
+    "mixed": {"loss": "short-list", "cutmix": 0.7},
 }
 """What is trained with and without."""
 STEPS = {2: 5, 4: 9}

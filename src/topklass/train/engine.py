@@ -356,9 +356,10 @@ def label_ranks(recipe: Recipe, network: nn.Module, split: Split, head: Head) ->
     device = next(network.parameters()).device
     batches = evaluation_batches(recipe, split)
     batches.share(head.rank, head.processes, device)
-    found = [
-        head.ranks(network(images.to(device)), labels.to(device)) for images, labels in batches
-    ]
+    found = []
+    for images, labels in batches:
+        output = network(images.to(device))
+        found.append(head.ranks(output, head.targets(labels.to(device))))
     return head.in_order(torch.cat(found)).cpu()
 
 
