@@ -153,12 +153,13 @@ class Classifier(L.LightningModule):
         """Images with parts of others, and their labels, of which the own one is the first."""
         if not self.recipe.cutmix:
             return images, labels
-        apart = self.head.processes > 1 and not self._takes_shares  # needs the same shares in all
-        stream = generator(
-            self.recipe.seed, "cutmix", self.global_step, 0 if apart else self.global_rank
-        )
-        if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
+        key = (self.recipe.seed, "cutmix", self.global_step)
+        stream = generator(*key, 0)
+        if self.recipe.cutmix <= float(torch.rand((), generator=stream)):  # the same in all
             return images, labels
+        together = self.head.processes == 1 or self._takes_shares
+        if together and self.global_rank > 0:  # else the same shares in all processes
+            stream = generator(*key, self.global_rank)
         images, order, own = cutmix(images, stream)
         both = torch.stack([labels, labels[order]], 1)
         first = torch.arange(2, device=both.device) == 0
