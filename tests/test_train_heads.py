@@ -20,7 +20,7 @@ from topklass.functional import target_rank
 from topklass.train import Recipe, evaluate, load_run, train
 from topklass.train.criterion import LOSSES
 from topklass.train.heads import FusedHead, Layer, PlainHead, find_head
-from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_processes
+from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_can_split
 from topklass.train.sharding import strategy
 
 pytestmark = [
@@ -172,11 +172,9 @@ def test_which_classes_a_process_has():
     head.classes, head.processes = 5, 4
     sizes = [len(head.bounds(rank)) for rank in range(4)]
     assert sizes == [len(part) for part in torch.arange(5).chunk(4)] + [0]
-    check_processes(5, 5)
-    with pytest.raises(ValueError, match="got 5 classes for 6 processes: take fewer devices"):
-        check_processes(6, 5)
+    check_can_split(network(), CLASSES, CLASSES)
     recipe = Recipe(k=2, batch_size=14, shard_classes=True, devices=7)
-    with pytest.raises(ValueError, match="got 6 classes for 7 processes"):
+    with pytest.raises(ValueError, match="got 6 classes for 7 processes: take fewer devices"):
         train(recipe, "none", dataset=toy())
 
 

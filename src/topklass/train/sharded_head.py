@@ -35,8 +35,9 @@ class ShardedHead:
     """The slice of the classes that this process has of a last layer.
 
     Args:
-        network: its last layer keeps the weights of the slice, takes features of all processes and
-            returns a DTensor from now on; its state dict is that of the whole layer.
+        network: what :func:`check_can_split` takes. Its last layer keeps the weights of the slice,
+            takes features of all processes and returns a DTensor from now on; its state dict is
+            that of the whole layer.
         classes: number of classes.
         device: of this process.
     """
@@ -46,7 +47,6 @@ class ShardedHead:
 
     def __init__(self, network: nn.Module, classes: int, device: torch.device) -> None:
         self.processes, self.rank = dist.get_world_size(), dist.get_rank()
-        check_processes(self.processes, classes)
         self.classes = classes
         self.mesh = init_device_mesh(device.type, (self.processes,))
         self.name, head = find_head(network, classes)
@@ -147,8 +147,9 @@ class ShardedHead:
             state[prefix + name] = self.part(state[prefix + name])
 
 
-def check_processes(processes: int, classes: int) -> None:
-    """Require at most as many processes as classes."""
+def check_can_split(network: nn.Module, classes: int, processes: int) -> None:
+    """Require a last layer, and at most as many processes as classes."""
+    find_head(network, classes)
     if processes > classes:
         raise ValueError(
             f"shard_classes takes at most as many processes as classes, got {classes} classes for "
