@@ -221,10 +221,11 @@ def test_one_process_is_as_without(tmp_path):
 SCRIPT = """
 import os, sys, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
-import pytest, torch
+import pytest
 import test_train_engine as t
 from contextlib import nullcontext
 from test_train_heads import CASES, RECIPE
+from topklass.train.processes import disconnect
 
 folder, stop, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 for name in names:
@@ -237,9 +238,7 @@ for name in names:
             with pytest.raises(t.Interrupted) if stop else nullcontext():
                 recipe, run = RECIPE.with_changes(changes), folder / f"{name} {kind}"
                 t.train(recipe, run, dataset=t.toy(), resume=bool(stop))
-if torch.distributed.is_initialized():  # once, a rank was aborted while it ended before others
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+disconnect()
 """
 CASES = {
     "smooth, averaged": {"loss": "smooth", "ema": 0.9},
