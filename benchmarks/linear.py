@@ -1,5 +1,6 @@
 """A last layer and its loss, in one and one after the other: time, memory, verified error."""
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ ERROR = 0.02
 
 
 def main(device: torch.device, smoke: bool) -> None:
-    others = Others()
+    others, began = Others(), time.perf_counter()
     rows: list[Row] = []
     rooms: list[Row] = []
     predictions: list[Row] = []
@@ -67,6 +68,7 @@ def main(device: torch.device, smoke: bool) -> None:
             "and gradients",
             **describe(device),
             "cores_used_by_others": others.cores(),
+            "seconds": round(time.perf_counter() - began),
             "rows": rows,
             "rooms": rooms,
             "predictions": predictions,

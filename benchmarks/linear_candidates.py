@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import topklass.functional as TF
+from topklass.functional import _linear_function
 
 K = 5
 MIXTURE = {1: 0.5, 5: 0.5}
@@ -24,6 +26,8 @@ CHUNKS = "chunks, cross-entropy"
 OURS = f"chunks, smooth, k = {K}"
 LISTS = f"chunks, top-k cross-entropy, k = {K}"
 MIXED = f"chunks, mixture of 1 and {K}"
+BY_ROWS = f"chunks of rows, smooth, k = {K}"
+BY_CLASSES = f"chunks of classes, smooth, k = {K}"
 TORCH = "torch, linear_cross_entropy"
 LIGER = "Liger-Kernel, cross-entropy"
 CUT = "cut-cross-entropy"
@@ -63,6 +67,13 @@ def candidates(chunk_bytes: int | None = None) -> list[Candidate]:
     def chunks(loss: Callable[..., Tensor], k: int | dict[int, float]) -> Loss:
         return lambda x, w, y: loss(x, w, y, k, chunk_bytes=chunk_bytes)
 
+    def forced(by_classes: bool) -> Loss:
+        def loss(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+            with patch.object(_linear_function, "fewer_bytes", lambda *_: by_classes):
+                return TF.linear_smooth_topk_loss(x, w, y, K, chunk_bytes=chunk_bytes)
+
+        return loss
+
     found = [
         Candidate(PLAIN, cross_entropy, plain(F.cross_entropy)),
         Candidate(PLAIN_SMOOTH, smooth, plain(TF.smooth_topk_loss, k=K)),
@@ -70,6 +81,8 @@ def candidates(chunk_bytes: int | None = None) -> list[Candidate]:
         Candidate(OURS, smooth, chunks(TF.linear_smooth_topk_loss, K)),
         Candidate(LISTS, lists, chunks(TF.linear_topk_cross_entropy, K)),
         Candidate(MIXED, mixture, chunks(TF.linear_topk_cross_entropy, MIXTURE)),
+        Candidate(BY_ROWS, smooth, forced(False)),
+        Candidate(BY_CLASSES, smooth, forced(True)),
     ]
     return found + [Candidate(name, cross_entropy, loss) for name, loss in peers().items()]
 

@@ -3,6 +3,8 @@
 from typing import Any
 
 from benchmarks.linear_candidates import (
+    BY_CLASSES,
+    BY_ROWS,
     CHUNKS,
     CUT,
     LIGER,
@@ -16,7 +18,7 @@ from benchmarks.linear_candidates import (
 from benchmarks.markdown import hardware, number, table
 
 Record = dict[str, Any]
-ORDER = (PLAIN, PLAIN_SMOOTH, CHUNKS, OURS, LISTS, MIXED, TORCH, LIGER, CUT)
+ORDER = (PLAIN, PLAIN_SMOOTH, CHUNKS, OURS, BY_ROWS, BY_CLASSES, LISTS, MIXED, TORCH, LIGER, CUT)
 
 
 def layers(record: Record) -> str:

@@ -31,14 +31,24 @@ def of_rows(placements: tuple[Any, ...], at: int = 1) -> list[Any]:
     return [p if p.is_shard() and not p.is_shard(at) else Replicate() for p in placements]
 
 
-def check(criterion: Any, logits: Tensor, target: Tensor, mesh: Any, placements: Any) -> None:
+def placed(target: Any, mesh: Any, placements: Any) -> Any:
+    """A target as it is, and as a DTensor with the placements that the logits' suggest."""
+    yield target
+    if isinstance(target, topklass.SparseTarget):
+        rows = of_rows(placements)
+        yield topklass.SparseTarget(*(distribute_tensor(each, mesh, rows) for each in target))
+    else:
+        dense = target.is_floating_point()
+        yield distribute_tensor(target, mesh, placements if dense else of_rows(placements))
+
+
+def check(criterion: Any, logits: Tensor, target: Any, mesh: Any, placements: Any) -> None:
     leaf = logits.clone().requires_grad_()
     expected = criterion(leaf, target)
     weights = torch.arange(1.0, 1 + expected.numel()).reshape(expected.shape)
     (expected * weights).sum().backward()
-    for of_target in (None, placements if target.is_floating_point() else of_rows(placements)):
+    for given in placed(target, mesh, placements):
         mine = distribute_tensor(logits, mesh, placements).requires_grad_()
-        given = target if of_target is None else distribute_tensor(target, mesh, of_target)
         loss = criterion(mine, given)
         reduction = getattr(criterion, "criterion", criterion).reduction
         kept = of_rows(placements) if reduction == "none" else [Replicate()] * mesh.ndim
@@ -57,6 +67,7 @@ def all_meshes() -> None:
     target[1] = -100
     weight, margin = torch.rand(CLASSES), torch.rand(CLASSES)
     chances = torch.rand(ROWS, CLASSES)
+    few = topklass.SparseTarget(torch.randint(CLASSES, (ROWS, 2)), torch.rand(ROWS, 2))
     counts = torch.arange(1, CLASSES + 1)
     for mesh in meshes():
         for placements in PLACEMENTS[mesh.ndim]:
@@ -71,7 +82,8 @@ def all_meshes() -> None:
             ):
                 check(criterion, logits, target, mesh, placements)
             criterion = topklass.TopKCrossEntropyLoss(2, weight=weight)
-            check(criterion, logits, chances, mesh, placements)
+            for each in (chances, few):
+                check(criterion, logits, each, mesh, placements)
 
 
 def other_shapes() -> None:

@@ -5,12 +5,8 @@ all classes, in float64.
 """
 
 import math
-import os
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,8 +17,8 @@ from torch import Tensor
 
 import topklass
 import topklass.functional as TF
+from topklass import SparseTarget
 from topklass.distributed import (
-    ClassShards,
     sharded_linear_smooth_topk_loss,
     sharded_noised_topk_loss,
     sharded_predict_topk,
@@ -66,7 +62,7 @@ def close(ours: Tensor, expected: Tensor, rtol: float) -> None:
     rows = expected.reshape(-1, expected.shape[-1]) if expected.dim() else expected.reshape(1, 1)
     largest = rows.nan_to_num(0, 0, 0).abs().amax(1, keepdim=True) if rows.numel() else rows
     mine = ours.reshape(rows.shape).double()
-    assert torch.equal(mine.isnan(), rows.isnan())
+    assert torch.equal(mine.isnan(), rows.isnan()), (ours, expected)
     difference = (mine - rows).masked_fill(mine == rows, 0).nan_to_num(0, math.inf, math.inf)
     assert (difference.abs() <= rtol * largest).all(), (ours, expected)
 
@@ -75,7 +71,7 @@ def compare(
     sharded: Loss,
     whole: Loss,
     logits: Tensor,
-    target: Tensor,
+    target: Tensor | SparseTarget,
     per_class: dict[str, Tensor] | None = None,
     rtol: float | None = None,
     dim: int = 1,
@@ -93,7 +89,7 @@ def compare(
         name: value[:, classes] if name == "noise" else value[classes]
         for name, value in per_class.items()
     }
-    if target.is_floating_point():
+    if isinstance(target, Tensor) and target.is_floating_point():
         target = target.narrow(dim, here.start, len(here))
     loss = sharded(mine, target, dim=dim, **local, **options)
     assert loss.dtype == logits.dtype
@@ -223,6 +219,43 @@ def probabilities() -> None:
         sharded_smooth_topk_loss(logits[:, own()], target[:, own()], ignore_index=0)
 
 
+def few_classes() -> None:
+    """Of a row on several ranks, listed twice, padded, and among the heads or not."""
+    logits, target = problem()
+    logits = logits.nan_to_num(neginf=-9.0)
+    indices = torch.cat([target.unsqueeze(1), torch.randint(CLASSES, (ROWS, 3))], 1)
+    indices[0], indices[5] = torch.tensor([1, 14, 1, 22]), -100
+    weights = torch.rand(ROWS, 4, dtype=torch.float64)
+    few = SparseTarget(indices, weights)
+    per_class = {
+        "weight": torch.rand(CLASSES, dtype=torch.float64),
+        "margin": torch.rand(CLASSES, dtype=torch.float64),
+    }
+    noise = {"noise": torch.randn(ROWS, CLASSES, 3, dtype=torch.float64)}
+    for smoothing in (0.0, 0.2):
+        options = {"label_smoothing": smoothing, "reduction": "none"}
+        compare(*SMOOTH, logits, few, k=3, **options)
+        compare(*SMOOTH, logits.float(), few, k=3, tau=0.3, **options)
+        compare(*LISTS, logits, few, per_class, k={1: 0.3, 4: 0.7}, label_smoothing=smoothing)
+        compare(*NOISED, logits, few, per_class | noise, k=3, **options)
+        every = few.to_dense(CLASSES)[:, own()]
+        ours = sharded_smooth_topk_loss(logits[:, own()], few, label_smoothing=smoothing)
+        dense = sharded_smooth_topk_loss(logits[:, own()], every, label_smoothing=smoothing)
+        torch.testing.assert_close(ours, dense)
+        gradients = []
+        for loss, given in (SMOOTH[0], logits[:, own()]), (SMOOTH[1], logits):
+            leaf = weights.clone().requires_grad_()
+            loss(given, few._replace(weights=leaf), label_smoothing=smoothing).backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+    logits[(3, 5), CLASSES - 1] = math.nan
+    logits[2] = -math.inf
+    compare(*SMOOTH, logits, few, k=3, reduction="none")
+    cube, wide = logits.t()[None], SparseTarget(*(each.t()[None] for each in few))
+    compare(*SMOOTH, cube, wide, k=3, reduction="none")
+    compare(*SMOOTH, logits, SparseTarget(indices[:, :0], weights[:, :0]), k=3)
+
+
 def nan_everywhere() -> None:
     """A NaN on one rank makes the loss and the gradient of its row NaN on all ranks."""
     logits, target = problem()
@@ -333,11 +366,13 @@ def linear_layer() -> None:
     for dtype, rtol in ((torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         samples = torch.randn(ROWS, 6, dtype=torch.float64).to(dtype)
         rows, bias = torch.randn(CLASSES, 6).to(dtype), torch.randn(CLASSES).to(dtype)
-        target, weight = problem()[1], torch.rand(CLASSES, dtype=torch.float64)
-        for reduction, smoothing, chunk in (
-            ("mean", 0.0, 1500),
-            ("sum", 0.2, None),
-            ("none", 0.1, 6000),
+        labels, weight = problem()[1], torch.rand(CLASSES, dtype=torch.float64)
+        few = SparseTarget(torch.randint(CLASSES, (ROWS, 2)), torch.rand(ROWS, 2))
+        for target, reduction, smoothing, chunk in (
+            (labels, "mean", 0.0, 1500),
+            (labels, "sum", 0.2, None),
+            (labels, "none", 0.1, 6000),
+            (few, "mean", 0.0, 1500),
         ):
             options = {"reduction": reduction, "label_smoothing": smoothing, "k": 3}
             full = [t.double().clone().requires_grad_() for t in (samples, rows, bias)]
@@ -356,226 +391,10 @@ def linear_layer() -> None:
                 difference = (ours.grad - theirs.grad[part]).abs()
                 assert (difference <= rtol * theirs.grad.abs().max()).all()
     with raises(RuntimeError, "the last dimension of input must be that of linear_weight, 5, got"):
-        sharded_linear_smooth_topk_loss(samples, rows[own(), 1:], target)
+        sharded_linear_smooth_topk_loss(samples, rows[own(), 1:], labels)
 
 
-# What is sent
-
-
-@contextmanager
-def counted(sent: list[tuple[str, int]]) -> Iterator[None]:
-    """Note the names of exchanges and the bytes that this rank gives to each."""
-    gather, reduce = dist.all_gather, dist.all_reduce
-
-    def all_gather(outputs: list[Tensor], tensor: Tensor, **options: Any) -> None:
-        sent.append(("gather", tensor.nbytes))
-        gather(outputs, tensor, **options)
-
-    def all_reduce(tensor: Tensor, **options: Any) -> None:
-        sent.append(("reduce", tensor.nbytes))
-        reduce(tensor, **options)
-
-    dist.all_gather, dist.all_reduce = all_gather, all_reduce
-    try:
-        yield
-    finally:
-        dist.all_gather, dist.all_reduce = gather, reduce
-
-
-def communication() -> None:
-    """Equal to the model of docs/scale.md, whatever the number of classes."""
-    letter, number = ("gather", 1024), 8
-    for classes in (CLASSES, 40 * CLASSES):
-        logits, target = problem(torch.float32, classes)
-        for k in (1, 3, 5):
-            for smoothing in (0.0, 0.1):
-                forward: list[tuple[str, int]] = []
-                backward: list[tuple[str, int]] = []
-                leaf = logits[:, own(classes)].clone().requires_grad_()
-                with counted(forward):
-                    loss = sharded_smooth_topk_loss(leaf, target, k, label_smoothing=smoothing)
-                with counted(backward):
-                    loss.backward()
-                if smoothing:
-                    state = ("gather", number * ROWS * (2 * (k + 1) + 4))
-                    assert forward == [letter, state, ("reduce", number * ROWS)]
-                    assert backward == [("reduce", number * ROWS * 2 * (k + 1))]
-                else:
-                    assert forward == [letter, ("gather", number * ROWS * (2 * k + 4))]
-                    assert backward == []
-    shards = ClassShards(own().stop - own().start, check_calls=False)
-    logits, target = problem()
-    sent: list[tuple[str, int]] = []
-    with counted(sent):
-        sharded_smooth_topk_loss(logits[:, own()], target, 3, group=shards)
-        sharded_topk_accuracy(logits[:, own()], target, 3, group=shards)
-        sharded_noised_topk_loss(logits[:, own()], target, 3, samples=2, group=shards)
-    expected = [("gather", 10), ("gather", 2), ("reduce", 2), ("gather", 4 * 2 + 4)]
-    assert sent == [(name, number * ROWS * count) for name, count in expected]
-
-    samples = torch.randn(ROWS, 6, requires_grad=True)
-    weight = torch.randn(CLASSES, 6)[own()].requires_grad_()
-    sent.clear()
-    with counted(sent):
-        sharded_linear_smooth_topk_loss(
-            samples, weight, target, 3, group=shards, chunk_bytes=1500
-        ).backward()
-    *chunks, last = sent
-    assert last == ("reduce", samples.nbytes)
-    assert len(chunks) > 1
-    assert {name for name, _ in chunks} == {"gather"}
-    assert sum(size for _, size in chunks) == number * ROWS * 10
-
-
-# Faults: an error on every rank, and the group still works
-
-
-def differences() -> None:
-    logits, target = problem()
-    mine, rank, last = logits[:, own()], dist.get_rank(), dist.get_world_size() - 1
-    odd = rank == last
-
-    def differs(message: str, **options: Any) -> None:
-        with raises(ValueError, f"sharded_smooth_topk_loss: {message}"):
-            sharded_smooth_topk_loss(mine, target, **{"k": 3} | options)
-
-    got = "must be the same on all ranks, got"
-    differs(f"k {got} '3' on rank 0 and '4' on rank {last}", k=4 if odd else 3)
-    differs(f"tau {got} '1.0' on rank 0 and '2.0' on rank {last}", tau=2.0 if odd else 1.0)
-    differs(f"reduction {got} 'mean' on rank 0", reduction="sum" if odd else "mean")
-    differs(f"weight {got} False on rank 0 and True", weight=mine[0].exp() if odd else None)
-    differs(f"label_smoothing {got} 0.0 on rank 0", label_smoothing=0.1 if odd else 0.0)
-    with raises(ValueError, f"the number of rows {got} 7 on rank 0 and 6 on rank {last}"):
-        sharded_smooth_topk_loss(mine[odd:], target[odd:])
-    with raises(ValueError, f"function {got} 'sharded_smooth_topk_loss' on rank 0"):
-        (sharded_topk_cross_entropy if odd else sharded_smooth_topk_loss)(mine, target)
-    with raises(ValueError, "target must be the same on all ranks, got [0, "):
-        sharded_smooth_topk_loss(
-            mine, target.where(torch.tensor(not odd), target + 1)[1:2].expand(7)
-        )
-    smooth_losses_again = (
-        sharded_smooth_topk_loss(mine, target),
-        TF.smooth_topk_loss(logits, target),
-    )
-    torch.testing.assert_close(*smooth_losses_again)
-
-
-def errors_of_one_rank() -> None:
-    logits, target = problem()
-    mine, last = logits[:, own()], dist.get_world_size() - 1
-    odd = dist.get_rank() == last
-    told = f"rank {last} of {last + 1} stopped in sharded_smooth_topk_loss, so rank "
-    with raises(*((ValueError, "k must be at least 1") if odd else (RuntimeError, told))):
-        sharded_smooth_topk_loss(mine, target, k=0 if odd else 3)
-    with raises(RuntimeError, "weight must have one value for each of the"):
-        sharded_smooth_topk_loss(mine, target, weight=torch.ones(99) if odd else mine[0].exp())
-    few = topklass.SparseTarget(target.unsqueeze(1), torch.ones(len(target), 1))
-    with raises(*((TypeError, "pass target.to_dense(classes)") if odd else (RuntimeError, told))):
-        sharded_smooth_topk_loss(mine, few if odd else target, k=3)
-    long = "💥" * 1000  # more than a letter holds
-    with raises(*((TypeError, "k must be an integer, got") if odd else (RuntimeError, told))):
-        sharded_smooth_topk_loss(mine, target, k=long if odd else 3)
-
-
-def labels_of_no_rank() -> None:
-    logits, target = problem()
-    for wrong in (CLASSES, -1):
-        target[3] = wrong
-        with raises(
-            IndexError, f"class indices from 0 to {CLASSES - 1}, or ignore_index=-100, got"
-        ):
-            sharded_smooth_topk_loss(logits[:, own()], target)
-        with raises(IndexError, f"got {wrong}"):
-            sharded_topk_accuracy(logits[:, own()], target)
-
-
-def lists_as_long_as_the_classes() -> None:
-    logits, target = problem()
-    mine = logits[:, : own(5).stop - own(5).start]
-    with raises(ValueError, "k must be from 1 to 4, one less than the 5 classes, got k=5"):
-        sharded_smooth_topk_loss(mine, target.clamp(max=4), k=5)
-
-
-def long_parameters() -> None:
-    """Lists of many lengths, of which a letter has a digest."""
-    logits, target = problem()
-    weights, odd = [0.05] * 10, dist.get_rank() == 1
-    compare(*LISTS, logits, target, k=weights, reduction="none")
-    with raises(ValueError, "k must be the same on all ranks, got '{1: 0."):
-        weights[5] += odd / 100
-        sharded_topk_cross_entropy(logits[:, own()], target, k=weights)
-
-
-def declared_slices() -> None:
-    rank, classes = dist.get_rank(), own()
-    here = range(classes.start, classes.stop)
-    shards = ClassShards(here)
-    assert (shards.start, shards.size, shards.classes) == (here.start, len(here), CLASSES)
-    logits, target = problem()
-    for group in (shards, ClassShards(here, check_calls=False)):
-        ours = sharded_smooth_topk_loss(logits[:, own()], target, group=group)
-        torch.testing.assert_close(ours, TF.smooth_topk_loss(logits, target))
-    begin = f"the classes of rank 1 must begin at {SIZES[dist.get_world_size()][0]}"
-    for shift in (-1, 1):  # overlapping, missing
-        moved = range(here.start + shift, here.stop + shift) if rank else here
-        with raises(ValueError, begin):
-            ClassShards(moved)
-    with raises(ValueError, "ranks were to hold"):
-        sharded_smooth_topk_loss(logits[:, own(10)], target, group=shards)
-    with raises(ValueError, f"this rank was to hold {len(here)} classes, and holds"):
-        other = torch.zeros(ROWS, len(here) + 1)
-        sharded_smooth_topk_loss(other, target, group=ClassShards(here, check_calls=False))
-    with raises(TypeError if rank == 0 else RuntimeError, "classes must be a number of classes"):
-        ClassShards("all" if rank == 0 else here)
-
-
-def second_derivatives() -> None:
-    logits, target = problem()
-    mine = logits[:, own()].clone().requires_grad_()
-    loss = sharded_smooth_topk_loss(mine, target)
-    (gradient,) = torch.autograd.grad(loss, mine, create_graph=True)
-    with raises(RuntimeError, "once_differentiable"):
-        gradient.sum().backward()
-
-
-def compiled() -> None:
-    logits, target = problem(torch.float32)
-    for smoothing in (0.0, 0.1):
-
-        def scaled(scores: Tensor, smoothing: float = smoothing) -> Tensor:
-            return 3 * sharded_smooth_topk_loss(2 * scores, target, label_smoothing=smoothing)
-
-        results = []
-        for function in (scaled, torch.compile(scaled, backend="eager")):
-            leaf = logits[:, own()].clone().requires_grad_()
-            with warnings.catch_warnings():  # PyTorch's compiler looks at .grad of other tensors
-                warnings.filterwarnings("ignore", "The .grad attribute")
-                function(leaf).backward()
-            results.append(leaf.grad)
-        torch.testing.assert_close(*results)
-
-
-def a_rank_that_is_late() -> None:
-    """The others do not wait for longer than the timeout of the group."""
-    group = dist.new_group(timeout=timedelta(seconds=1))
-    logits, target = problem()
-    if dist.get_rank():
-        with raises(dist.DistNetworkError, "did not answer within the group's timeout"):
-            sharded_smooth_topk_loss(logits[:, own()], target, group=group)
-    dist.barrier()
-
-
-def a_rank_that_dies() -> None:
-    """To be run last."""
-    group = dist.new_group(timeout=timedelta(seconds=5))
-    logits, target = problem()
-    if dist.get_rank() == 0:
-        os._exit(0)
-    with raises(dist.DistNetworkError, "waits for another rank, which has ended or did not answer"):
-        sharded_smooth_topk_loss(logits[:, own()], target, group=group)
-
-
-LOSSES = [
+CASES = [
     smooth_losses,
     the_longest_lists,
     long_rows,
@@ -586,6 +405,7 @@ LOSSES = [
     the_short_list_loss,
     cross_entropy,
     probabilities,
+    few_classes,
     nan_everywhere,
     shapes,
     noised,
@@ -595,16 +415,3 @@ LOSSES = [
     predictions,
     linear_layer,
 ]
-OTHERS = [
-    communication,
-    differences,
-    errors_of_one_rank,
-    labels_of_no_rank,
-    lists_as_long_as_the_classes,
-    declared_slices,
-    long_parameters,
-    second_derivatives,
-    compiled,
-    a_rank_that_is_late,
-]
-LAST = a_rank_that_dies

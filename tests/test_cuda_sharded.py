@@ -19,7 +19,7 @@ def check(rank: int, ranks: int, folder: str) -> None:
     store, timeout = f"file://{folder}/store", timedelta(seconds=60)
     dist.init_process_group("gloo", store, timeout, rank=rank, world_size=ranks)
     torch.set_default_device("cuda")
-    for case in cases.LOSSES:
+    for case in cases.CASES:
         if case is not cases.drawn_noise:  # has a generator on the CPU
             torch.manual_seed(0)
             case()

@@ -25,7 +25,7 @@ LAYERS = [
     ["sets", "distributed"],
     ["prediction"],
     ["longtail"],
-    ["linear_losses"],
+    ["baseline_losses", "linear_losses"],
     ["losses"],
     ["functional"],
     ["operators"],

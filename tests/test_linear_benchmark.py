@@ -1,14 +1,24 @@
 """``python -m benchmarks linear``, in small on the CPU."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from benchmarks import linear, linear_tables, tables
-from benchmarks.linear_candidates import CHUNKS, OURS, PLAIN, Candidate, candidates, smooth
+from benchmarks.linear_candidates import (
+    BY_CLASSES,
+    BY_ROWS,
+    OURS,
+    PLAIN,
+    Candidate,
+    candidates,
+    smooth,
+)
 from benchmarks.verify import WrongResult
 
 import topklass.functional as TF
+from topklass.functional import _linear_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,7 +35,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_record_and_tables(record):
-    assert {PLAIN, CHUNKS, OURS} <= {row["loss"] for row in record["rows"]}
+    assert [row["loss"] for row in record["rows"]] == [each.name for each in candidates()]
     assert all(row["over_plain"] == 1 and row["mebibytes"] > 0 for row in record["rows"])
     few, many = record["rooms"]
     assert few["chunk_bytes"] < many["chunk_bytes"]
@@ -53,6 +63,18 @@ def test_wrong_results_are_not_timed(monkeypatch):
     problem = linear.new_problem(case, device)
     with pytest.raises(WrongResult, match=f"{OURS}: gradient of some rows"):
         linear.verify_rows(wrong, problem)
+
+
+def test_both_ways_are_measured(monkeypatch):
+    """Chunks of rows and of classes, also where the default is the other way."""
+    both = [linear.by_name(name, chunk_bytes=24 * 300) for name in (BY_ROWS, BY_CLASSES)]
+    monkeypatch.setattr(linear, "candidates", lambda *_, **__: both)
+    of_rows = Mock(wraps=_linear_function.in_chunks)
+    of_classes = Mock(wraps=_linear_function.in_class_chunks)
+    monkeypatch.setattr(_linear_function, "in_chunks", of_rows)
+    monkeypatch.setattr(_linear_function, "in_class_chunks", of_classes)
+    linear.verify_small(linear.Case(24, 8, 300), torch.device("cpu"))
+    assert of_rows.call_count == of_classes.call_count == 1
 
 
 def test_names_are_unique():

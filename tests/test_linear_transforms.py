@@ -124,11 +124,12 @@ def test_checkpoint(chunks):
 def test_prediction(how):
     of = layer(dtype=torch.float32)
 
-    class Model(nn.Module):
+    class Model(nn.Linear):
         def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
-            return linear_predict_topk(input, of.weight.detach(), 3)
+            return linear_predict_topk(input, self.weight.detach(), 3)
 
-    model, input = Model(), of.input.detach()
+    model, input = Model(*of.weight.shape[::-1], bias=False), of.input.detach()
+    model.weight = nn.Parameter(of.weight.detach())
     function = {
         "compile": lambda: torch.compile(model, backend="aot_eager"),
         "export": lambda: torch.export.export(model, (input,)).module(),

@@ -1,6 +1,6 @@
 """Classes split over ranks, in two, three and four processes.
 
-See ``sharded_cases.py`` and ``mesh_cases.py`` for what is checked.
+See ``sharded_cases.py``, ``sharded_messages.py`` and ``mesh_cases.py`` for what is checked.
 """
 
 import re
@@ -28,17 +28,18 @@ def check(rank: int, ranks: int, folder: str) -> None:
     """Run all cases; the first error ends all processes, with its traceback."""
     import mesh_cases
     import sharded_cases
+    import sharded_messages
 
     torch.set_num_threads(1)
     store, timeout = f"file://{folder}/store", timedelta(seconds=60)
     dist.init_process_group("gloo", store, timeout, rank=rank, world_size=ranks)
-    for case in (*sharded_cases.LOSSES, *sharded_cases.OTHERS, *mesh_cases.CASES):
+    for case in (*sharded_cases.CASES, *sharded_messages.CASES, *mesh_cases.CASES):
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "DTensor random operators")  # of PyTorch 2.6
             case()
-    sharded_cases.LAST()
+    sharded_messages.LAST()
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])

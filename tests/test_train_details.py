@@ -11,8 +11,7 @@ from topklass.data import Dataset, long_tail
 from topklass.functional import target_rank
 from topklass.train import Recipe, compare, train
 from topklass.train.details import details
-from topklass.train.engine import predictions
-from topklass.train.engine import test_accuracies as accuracies_of
+from topklass.train.engine import accuracies, predictions
 from topklass.train.files import load_checkpoint
 from topklass.train.module import Classifier, metric_state
 from topklass.train.restore import BEST, LAST, load_weights
@@ -114,5 +113,5 @@ def test_accuracies_of_the_last_weights(tmp_path, best):
         load_weights(network, checkpoint)
         logits = predictions(RECIPE, network, toy().test)
         ranks = target_rank(logits, toy().test.labels)
-        assert result[name] == accuracies_of(ranks, toy())
+        assert result[name] == accuracies(ranks, toy())
     assert (result["test"] == result["test_last"]) == (best == 2)

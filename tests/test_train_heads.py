@@ -13,12 +13,14 @@ from torch import nn
 from torch.multiprocessing import get_context, start_processes
 
 import topklass
-from test_train_engine import RECIPE, assert_same_weights, toy, train_until, weights
+from sharded_messages import counted
+from test_train_details import epochs
+from test_train_engine import assert_same_weights, toy, train_until, weights
 from topklass.functional import target_rank
 from topklass.train import Recipe, evaluate, load_run, train
 from topklass.train.criterion import LOSSES
 from topklass.train.heads import FusedHead, Layer, PlainHead, find_head
-from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_processes
+from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_can_split
 from topklass.train.sharding import strategy
 
 pytestmark = [
@@ -27,6 +29,7 @@ pytestmark = [
 ]
 get_context("forkserver").set_forkserver_preload(["topklass.train.sharded_head"])
 CLASSES, FEATURES = 7, 5
+RECIPE = Recipe(k=2, epochs=3, batch_size=24, pad=1, learning_rate=0.02)
 
 
 def network() -> nn.Module:
@@ -35,16 +38,17 @@ def network() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def assert_close_runs(one: Path, other: Path) -> None:
+def assert_close_runs(one: Path, other: Path, half: bool = False) -> None:
+    """The same weights and metrics; in half precision about the same weights and losses."""
+    atol, rtol = (0.1, 0.0) if half else (1e-5, 1e-4)
     expected = weights(one)
     assert expected.keys() == weights(other).keys()
     for name, value in weights(other).items():
-        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-4, msg=name)
-    accuracies = ((run / "metrics.csv").read_text().splitlines() for run in (one, other))
-    for first, second in zip(*accuracies, strict=True):
-        if not first.startswith("epoch"):
-            pairs = zip(first.split(","), second.split(","), strict=True)
-            assert all(float(a) == pytest.approx(float(b), abs=1e-4) for a, b in pairs)
+        torch.testing.assert_close(value, expected[name], atol=atol, rtol=rtol, msg=name)
+    for first, second in zip(epochs(one), epochs(other), strict=True):
+        for name, value in first.items():
+            if not half or name.endswith("loss"):
+                assert second[name] == pytest.approx(value, abs=0.05 if half else 1e-4), name
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_a_fused_head(criterion, monkeypatch):
 
 @pytest.mark.parametrize("loss", [name for name, info in LOSSES.items() if info.fused])
 def test_training_with_a_fused_head(loss, tmp_path):
-    recipe = Recipe(k=2, epochs=2, batch_size=24, pad=1, learning_rate=0.02, loss=loss)
+    recipe = RECIPE.with_changes({"loss": loss, "epochs": 2})
     for name in ("plain", "fused"):
         changed = recipe.with_changes({"fused_head": name == "fused"})
         train(changed, tmp_path / name, dataset=toy())
@@ -94,18 +98,33 @@ def check(rank: int, ranks: int, folder: str) -> None:
     images = torch.randn(5, 4, dtype=torch.float64)
     labels = torch.randint(CLASSES, (5,))
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    assert torch.equal(all_rows(labels[own]), labels)
+    assert torch.equal(all_rows(labels[own], counts), labels)
 
     whole, split = network(), network()
     state = {name: value.clone() for name, value in whole.state_dict().items()}
     head = ShardedHead(split, CLASSES, torch.device("cpu"))
     assert split[2].weight.shape == ((4, 3)[rank], FEATURES)
     criterion = topklass.SmoothTopKLoss(2)
-    output = split(images[own])
-    assert torch.equal(head.ranks(output, labels[own]), target_rank(whole(images), labels)[own])
-    loss, expected = head.loss(criterion, output, labels[own]), criterion(whole(images), labels)
+    sent: list[tuple[str, int]] = []
+    with counted(sent):
+        output = split(images[own])
+        targets = head.targets(labels[own])
+        found = head.ranks(output, targets)
+        loss, expected = head.loss(criterion, output, targets), criterion(whole(images), labels)
+        loss.backward()
+    assert sent == [
+        ("gather", 8),  # the number of samples
+        ("gather", 3 * FEATURES * 8),  # of the largest share
+        ("gather", 3 * 8),
+        ("gather", 1024),
+        ("gather", 5 * 2 * 8),
+        ("reduce", 5 * 2 * 8),
+        ("gather", 1024),
+        ("gather", 5 * (2 * 2 + 4) * 8),
+        ("reduce", 5 * FEATURES * 8),
+    ]
+    assert torch.equal(found, target_rank(whole(images), labels)[own])
     torch.testing.assert_close(loss, expected)
-    loss.backward()
     expected.backward()
     for name in ("weight", "bias"):
         part = head.part(getattr(whole[2], name).grad)
@@ -113,6 +132,27 @@ def check(rank: int, ranks: int, folder: str) -> None:
     for mine, theirs in zip(split[0].parameters(), whole[0].parameters(), strict=True):
         dist.all_reduce(mine.grad)
         torch.testing.assert_close(mine.grad / ranks, theirs.grad)  # as DDP averages
+
+    shares = torch.rand(5, 2, dtype=torch.float64)
+    few = topklass.SparseTarget(torch.stack([labels, labels.flip(0)], 1), shares)
+    mine = head.targets(topklass.SparseTarget(*(each[own] for each in few)))
+    assert all(map(torch.equal, mine, few))
+    torch.testing.assert_close(head.loss(criterion, output, mine), criterion(whole(images), few))
+    assert torch.equal(head.ranks(output, mine), found)
+
+    whole.zero_grad(), split.zero_grad()
+    criterion(whole(images), labels).backward()
+    split.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = split(images[own].float())
+        assert output.dtype == torch.bfloat16
+        head.loss(criterion, output, head.targets(labels[own])).backward()
+    for mine, theirs in ((split[2], head.part(whole[2].weight.grad)), (split[0], None)):
+        if theirs is None:  # as DDP averages
+            dist.all_reduce(mine.weight.grad.div_(ranks))
+            theirs = whole[0].weight.grad
+        assert (mine.weight.grad - theirs).abs().max() < 0.02 * theirs.abs().max()
+    split.double()
 
     saved = split.state_dict()
     if rank == 0:
@@ -132,11 +172,9 @@ def test_which_classes_a_process_has():
     head.classes, head.processes = 5, 4
     sizes = [len(head.bounds(rank)) for rank in range(4)]
     assert sizes == [len(part) for part in torch.arange(5).chunk(4)] + [0]
-    check_processes(5, 5)
-    with pytest.raises(ValueError, match="got 5 classes for 6 processes: take fewer devices"):
-        check_processes(6, 5)
+    check_can_split(network(), CLASSES, CLASSES)
     recipe = Recipe(k=2, batch_size=14, shard_classes=True, devices=7)
-    with pytest.raises(ValueError, match="got 6 classes for 7 processes"):
+    with pytest.raises(ValueError, match="got 6 classes for 7 processes: take fewer devices"):
         train(recipe, "none", dataset=toy())
 
 
@@ -183,30 +221,24 @@ def test_one_process_is_as_without(tmp_path):
 SCRIPT = """
 import os, sys, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
-import pytest, torch
+import pytest
 import test_train_engine as t
-from test_train_heads import CASES, STEPS
+from contextlib import nullcontext
+from test_train_heads import CASES, RECIPE
+from topklass.train.processes import disconnect
 
-folder, chain = Path(sys.argv[1]), sys.argv[2] == "chain"
-processes = int(os.environ["WORLD_SIZE"])
-for name, changes in CASES.items():
-    if chain and name != "smooth, averaged":
-        continue
-    plain = t.Recipe(k=2, epochs=3, batch_size=24, pad=1, learning_rate=0.02, devices=processes)
+folder, stop, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+for name in names:
+    devices = {"devices": int(os.environ["WORLD_SIZE"])}
     for kind in ("plain", "sharded"):
-        recipe = plain.with_changes({**changes, "shard_classes": kind == "sharded"})
-        run = folder / f"{name} {kind}"
+        changes = {**devices, **CASES[name], "shard_classes": kind == "sharded"}
         with pytest.MonkeyPatch.context() as patched:
-            stop = STEPS.get(processes) if chain else None
-            if stop is None:
-                t.train(recipe, run, dataset=t.toy(), resume=chain)
-                continue
-            t.stop_at(patched, stop, None)
-            with pytest.raises(t.Interrupted):
-                t.train(recipe, run, dataset=t.toy(), resume=processes != 2)
-if torch.distributed.is_initialized():  # once, a rank was aborted while it ended before others
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+            if stop:
+                t.stop_at(patched, stop, None)
+            with pytest.raises(t.Interrupted) if stop else nullcontext():
+                recipe, run = RECIPE.with_changes(changes), folder / f"{name} {kind}"
+                t.train(recipe, run, dataset=t.toy(), resume=bool(stop))
+disconnect()
 """
 CASES = {
     "smooth, averaged": {"loss": "smooth", "ema": 0.9},
@@ -216,19 +248,20 @@ CASES = {
     "lists": {"loss": "topk-cross-entropy", "reweight_from": 0.5, "average": "macro"},
     "ldam": {"loss": "ldam", "head": "cosine", "epochs": 1},  # a scale of 30 amplifies rounding
     "noised": {"loss": "noised", "epsilon": 0.0, "samples": 2},
+    "mixed": {"loss": "short-list", "cutmix": 0.7},
+    "half": {"loss": "smooth", "precision": "bf16-mixed", "epochs": 1},
 }
 """What is trained with and without."""
-STEPS = {2: 5, 4: 9}
-"""When a run with so many processes is interrupted; there are 12 steps."""
 
 
-def run_script(folder: Path, processes: int, *arguments: str) -> None:
+def run_script(folder: Path, processes: int, stop: int, *names: str) -> None:
+    """Train some of the cases; or if they are to stop at a step, continue them until then."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run(
-        [sys.executable, *launch, str(script), str(folder), *arguments],
+        [sys.executable, *launch, str(script), str(folder), str(stop), *names],
         env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         timeout=400,
@@ -237,38 +270,38 @@ def run_script(folder: Path, processes: int, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_several_processes(processes, tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "names"),
+    [(2, CASES), (4, ("smooth, averaged", "cross-entropy", "ldam", "mixed"))],
+)
+def test_several_processes(processes, names, tmp_path):
     """The same weights and metrics as plain data parallel; with four, one has no class."""
-    run_script(tmp_path, processes, "whole")
-    for name in CASES:
-        assert_close_runs(tmp_path / f"{name} plain", tmp_path / f"{name} sharded")
-    one, other = (tmp_path / f"short list {kind}" for kind in ("plain", "sharded"))
-    assert (one / "details.json").exists()
-    assert (
-        evaluate(load_run(one, toy()))["accuracy"] == evaluate(load_run(other, toy()))["accuracy"]
-    )
+    run_script(tmp_path, processes, 0, *names)
+    for name in names:
+        both = (tmp_path / f"{name} {kind}" for kind in ("plain", "sharded"))
+        assert_close_runs(*both, half=name == "half")
+    runs = (load_run(tmp_path / f"mixed {kind}", toy()) for kind in ("plain", "sharded"))
+    one, other = (evaluate(run)["accuracy"] for run in runs)
+    assert one == other
 
 
 @pytest.mark.slow
-def test_other_numbers_of_processes_continue(tmp_path):
-    """Two, then four, then one: the same as plain data parallel."""
-    for processes in (2, 4, 1):
-        run_script(tmp_path, processes, "chain")
+def test_other_numbers_of_processes_continue(tmp_path, monkeypatch):
+    """One, two, four, and one again: the same as plain data parallel; there are 12 steps."""
     name = "smooth, averaged"
-    assert_close_runs(tmp_path / f"{name} plain", tmp_path / f"{name} sharded")
-
-
-@pytest.mark.slow
-def test_one_process_began(tmp_path, monkeypatch):
-    """And three continue."""
-    recipe = Recipe(k=2, epochs=3, batch_size=24, pad=1, learning_rate=0.02, shard_classes=True)
-    recipe = recipe.with_changes(CASES["smooth, averaged"])
-    for kind in ("plain", "sharded"):
-        changed = recipe.with_changes({"shard_classes": kind == "sharded"})
-        train_until(monkeypatch, 3, changed, tmp_path / f"smooth, averaged {kind}")
-    run_script(tmp_path, 3, "chain")
-    assert_close_runs(*(tmp_path / f"smooth, averaged {kind}" for kind in ("plain", "sharded")))
+    runs = {
+        tmp_path / f"{name} {kind}": RECIPE.with_changes(
+            {**CASES[name], "shard_classes": kind == "sharded"}
+        )
+        for kind in ("plain", "sharded")
+    }
+    for run, recipe in runs.items():
+        train_until(monkeypatch, 3, recipe, run)
+    run_script(tmp_path, 2, 5, name)
+    run_script(tmp_path, 4, 9, name)
+    for run, recipe in runs.items():
+        train(recipe, run, dataset=toy(), resume=True)
+    assert_close_runs(*runs)
 
 
 def test_a_plain_head():

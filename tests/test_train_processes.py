@@ -17,6 +17,7 @@ from test_train_engine import assert_same_weights
 from topklass.cli import FILE_ONLY
 from topklass.train.processes import (
     Processes,
+    disconnect,
     ending_with_launcher,
     naming_ended_ranks,
     runs,
@@ -107,6 +108,15 @@ def test_lost_connections_are_named(monkeypatch):
         raise torch.distributed.DistNetworkError("timed out")
     with pytest.raises(RuntimeError, match="out of memory"), naming_ended_ranks(trainer(2)):
         raise RuntimeError("out of memory")
+
+
+def test_a_rank_leaves_the_others():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    for _ in range(2):  # the second has nothing to leave
+        disconnect()
+        assert not torch.distributed.is_initialized()
 
 
 def test_few_cores(monkeypatch):

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest, torch
 import test_train_engine as t
 from topklass.train import sharding
+from topklass.train.processes import disconnect
 
 sharding.PIECE = 1000  # several pieces
 folder = Path(sys.argv[1])
@@ -44,6 +45,7 @@ with pytest.MonkeyPatch.context() as patched:
     with pytest.raises(t.Interrupted):
         t.train(plain, folder / "ddp-part", dataset=t.toy())
 t.train(plain, folder / "ddp-part", dataset=t.toy(), resume=True)
+disconnect()
 """
 
 

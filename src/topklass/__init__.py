@@ -12,6 +12,12 @@ from types import ModuleType
 
 from topklass import compat, functional, integrations
 from topklass._targets import SparseTarget
+from topklass.baseline_losses import (
+    CalibratedTopKHingeLoss,
+    ConvexTopKHingeLoss,
+    FocalLoss,
+    TopKHingeLoss,
+)
 from topklass.dispatch import use_backend
 from topklass.functional import topk_accuracy
 from topklass.linear_losses import LinearSmoothTopKLoss, LinearTopKCrossEntropyLoss
@@ -23,16 +29,12 @@ from topklass.longtail import (
     class_weights,
 )
 from topklass.losses import (
-    CalibratedTopKHingeLoss,
-    ConvexTopKHingeLoss,
-    FocalLoss,
     LDAMLoss,
     MultiLabelSmoothTopKLoss,
     NoisedTopKLoss,
     ShortListLoss,
     SmoothTopKLoss,
     TopKCrossEntropyLoss,
-    TopKHingeLoss,
 )
 from topklass.operators import expected_topk, log_esp, noised_topk, topk_marginals
 from topklass.prediction import predict_topk

@@ -13,9 +13,9 @@ from topklass._transforms import can_read_values
 class SparseTarget(NamedTuple):
     """Class probabilities of which at most m of a sample are not 0.
 
-    Every loss but the multi-label one and those of split classes takes it in place of class
-    probabilities, with the same result: on the CPU at little more than the cost of class indices,
-    on a GPU at up to m times that. Its tensors have the shape of the logits with m in place of the
+    Every loss but the multi-label one takes it in place of class probabilities, with the same
+    result: on the CPU at little more than the cost of class indices, on a GPU at up to m times
+    that. Its tensors have the shape of the logits with m in place of the
     C classes: (N, m) for (N, C), (N, m, d1, …) for (N, C, d1, …). Weights need not sum to 1, and
     those of a class that is listed twice add up. "mean" divides by the number of samples. Label
     smoothing takes every class into account, at the cost of class probabilities.
@@ -113,15 +113,6 @@ def check_sparse_target(logits: Tensor, target: SparseTarget, dim: int) -> None:
             f"for logits of shape {tuple(logits.shape)} with classes in dimension {at}, indices "
             f"and weights of a SparseTarget must have shape ({wanted}), got "
             f"{tuple(indices.shape)} and {tuple(weights.shape)}"
-        )
-
-
-def check_not_sparse(target: object) -> None:
-    """Require another form of target where classes are split over ranks."""
-    if isinstance(target, SparseTarget):
-        raise TypeError(
-            "losses of classes that are split over ranks take class indices or class "
-            "probabilities, got SparseTarget: pass target.to_dense(classes)"
         )
 
 

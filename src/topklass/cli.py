@@ -133,6 +133,7 @@ def train_command(
     """Train a network, and save all that is needed to repeat the run."""
     from topklass.data import FORMATS
     from topklass.train.engine import train
+    from topklass.train.processes import disconnect
     from topklass.train.restore import RECIPE
     from topklass.train.trainer import Interrupted
 
@@ -158,6 +159,7 @@ def train_command(
             line = f"{stopped} --folder {folder}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(stopped.status) from None
+    disconnect()
     if not record:  # only the first of several processes has it
         return
     test = {average: list(values.values()) for average, values in record["test"].items()}

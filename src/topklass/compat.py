@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from topklass._checks import check_count, check_logits, check_number
 from topklass._targets import Target
-from topklass.losses import SmoothTopKLoss, TopKHingeLoss
+from topklass.baseline_losses import TopKHingeLoss
+from topklass.losses import SmoothTopKLoss
 
 __all__ = ["MaxTop1SVM", "MaxTopkSVM", "SmoothTop1SVM", "SmoothTopkSVM"]
 

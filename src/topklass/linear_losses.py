@@ -43,7 +43,7 @@ class _Layer(nn.Module):
     def layer_options(self) -> dict[str, Any]:
         """The options of cross-entropy and of the layer, as keyword arguments."""
         options = {name: value for name, value in self.options.items() if name != "dim"}
-        return options | {"linear_bias": self.linear.bias, "chunk_bytes": self.chunk_bytes}
+        return {**options, "linear_bias": self.linear.bias, "chunk_bytes": self.chunk_bytes}
 
     def predict_topk(self, input: Tensor, k: int) -> BestClasses:
         """The k best classes, see :func:`topklass.functional.linear_predict_topk`."""

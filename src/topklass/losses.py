@@ -80,7 +80,7 @@ class ClassificationLoss(_Parameters):
         }
 
 
-class _MarginLoss(ClassificationLoss):
+class MarginLoss(ClassificationLoss):
     """Holds a margin, too."""
 
     def __init__(self, margin: Margin, dim: int, options: Options) -> None:
@@ -88,7 +88,7 @@ class _MarginLoss(ClassificationLoss):
         self._set_margin(margin)
 
 
-class SmoothTopKLoss(_MarginLoss):
+class SmoothTopKLoss(MarginLoss):
     """Smooth top-k SVM loss, see :func:`topklass.functional.smooth_topk_loss`.
 
     Args:
@@ -190,7 +190,7 @@ class MultiLabelSmoothTopKLoss(_Parameters):
         )
 
 
-class TopKCrossEntropyLoss(_MarginLoss):
+class TopKCrossEntropyLoss(MarginLoss):
     """Top-k cross-entropy, see :func:`topklass.functional.topk_cross_entropy`.
 
     For lists that should have probabilities. With a temperature and a margin it is also the smooth
@@ -287,81 +287,7 @@ class ShortListLoss(TopKCrossEntropyLoss):
         )
 
 
-class TopKHingeLoss(_MarginLoss):
-    """Top-k hinge loss, see :func:`topklass.functional.topk_hinge_loss`.
-
-    Args:
-        k: length of the list that should hold the label.
-        margin: a number, or one per class.
-        dim: the class dimension.
-        weight: one weight per class.
-        ignore_index: a target that contributes neither loss nor gradient.
-        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
-        label_smoothing: share of the target that is spread uniformly over all classes.
-
-    Example:
-        >>> criterion = TopKHingeLoss(k=2)
-        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
-        >>> criterion(logits, target)  # 1 + 3 − 2
-        tensor(2.)
-    """
-
-    def __init__(
-        self,
-        k: int = 5,
-        margin: Margin = 1.0,
-        *,
-        dim: int = 1,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(margin, dim, Options(weight, ignore_index, reduction, label_smoothing))
-        check_count("k", k)
-        self.k = k
-
-    def forward(self, logits: Tensor, target: Target) -> Tensor:
-        return functional.topk_hinge_loss(logits, target, self.k, self.margin, **self.options)
-
-
-class ConvexTopKHingeLoss(TopKHingeLoss):
-    """Convex top-k hinge loss, see :func:`topklass.functional.convex_topk_hinge_loss`.
-
-    Takes the arguments of :class:`TopKHingeLoss`.
-
-    Example:
-        >>> criterion = ConvexTopKHingeLoss(k=2)
-        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
-        >>> criterion(logits, target)  # (5 + 4) / 2 − 2
-        tensor(2.5000)
-    """
-
-    def forward(self, logits: Tensor, target: Target) -> Tensor:
-        return functional.convex_topk_hinge_loss(
-            logits, target, self.k, self.margin, **self.options
-        )
-
-
-class CalibratedTopKHingeLoss(TopKHingeLoss):
-    """Calibrated top-k hinge loss, see :func:`topklass.functional.calibrated_topk_hinge_loss`.
-
-    Takes the arguments of :class:`TopKHingeLoss`.
-
-    Example:
-        >>> criterion = CalibratedTopKHingeLoss(k=2)
-        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
-        >>> criterion(logits, target)  # 1 + 2 − 2
-        tensor(1.)
-    """
-
-    def forward(self, logits: Tensor, target: Target) -> Tensor:
-        return functional.calibrated_topk_hinge_loss(
-            logits, target, self.k, self.margin, **self.options
-        )
-
-
-class NoisedTopKLoss(_MarginLoss):
+class NoisedTopKLoss(MarginLoss):
     """Noised top-k hinge loss, see :func:`topklass.functional.noised_topk_loss`.
 
     Noise is drawn in every call, also in ``eval()`` mode; ``forward`` takes ``noise`` or a
@@ -435,7 +361,7 @@ class NoisedTopKLoss(_MarginLoss):
         )
 
 
-class LDAMLoss(_MarginLoss):
+class LDAMLoss(MarginLoss):
     """Label-distribution-aware margin loss, see :func:`topklass.functional.ldam_loss`.
 
     Args:
@@ -476,39 +402,3 @@ class LDAMLoss(_MarginLoss):
 
     def forward(self, logits: Tensor, target: Target) -> Tensor:
         return functional.ldam_loss(logits, target, self.margin, self.scale, **self.options)
-
-
-class FocalLoss(ClassificationLoss):
-    """Focal loss, see :func:`topklass.functional.focal_loss`.
-
-    Args:
-        gamma: how strongly probable labels are discounted; 0 is cross-entropy.
-        dim: the class dimension.
-        weight: one weight per class.
-        ignore_index: a target that contributes neither loss nor gradient.
-        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
-        label_smoothing: share of the target that is spread uniformly over all classes.
-
-    Example:
-        >>> criterion = FocalLoss(gamma=2.0)
-        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([2])
-        >>> criterion(logits, target)
-        tensor(2.0334)
-    """
-
-    def __init__(
-        self,
-        gamma: float = 2.0,
-        *,
-        dim: int = 1,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(dim, Options(weight, ignore_index, reduction, label_smoothing))
-        check_number("gamma", gamma, positive=False)
-        self.gamma = gamma
-
-    def forward(self, logits: Tensor, target: Target) -> Tensor:
-        return functional.focal_loss(logits, target, self.gamma, **self.options)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from topklass._checks import Options, check_count, check_temperature, to_rows
+from topklass._checks import Options, check_count, check_temperature
 from topklass._collectives import Agreement, ClassShards, all_reduce, copied, uncompiled
-from topklass._targets import Target
+from topklass._targets import SparseTarget, Target
 from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import RowLoss, result_dtype
@@ -23,7 +23,7 @@ from topklass.functional.smooth import SmoothHinge
 def sharded_linear_smooth_topk_loss(
     input: Tensor,
     linear_weight: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     tau: float = 1.0,
     margin: float | Tensor = 1.0,
@@ -47,8 +47,9 @@ def sharded_linear_smooth_topk_loss(
     Args:
         input: (d), (N, d) or (…, d), the same on all ranks.
         linear_weight: of this rank's classes, (n, d).
-        target: class indices among all classes, of the input's shape without its last dimension,
-            the same on all ranks; or the probabilities of this rank's classes.
+        target: class indices among all classes, of the input's shape without its last dimension, or
+            a :class:`topklass.SparseTarget` of such, the same on all ranks; or the probabilities of
+            this rank's classes.
         k: length of the list that should hold the label, see :func:`sharded_smooth_topk_loss`.
         tau: temperature.
         margin: a number, or one for each class of this rank; not differentiated.
@@ -75,21 +76,20 @@ def sharded_linear_smooth_topk_loss(
         logits = stand_in(input, linear_weight, linear_bias)
         form = Lists(SmoothHinge(k, tau, margin))
         parameters = {"k": k, "tau": tau, "chunk_bytes": chunk_bytes}
-        agree(agreement, form, logits, target, -1, options, **parameters)
-        check_not_differentiated(margin, weight, target)
+        targets = agree(agreement, form, logits, target, -1, options, **parameters)
+        own = target.weights if isinstance(target, SparseTarget) else target
+        check_not_differentiated(margin, weight, own)
         agreement.facts["the input's shape"] = list(input.shape)
         layer = (input, linear_weight, linear_bias)
         wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in layer]
         agreement.facts["which of input, weight and bias require a gradient"] = wanted
     shards = agreement.shards
-    probabilities = target.is_floating_point()
-    targets = to_rows(target, -1) if probabilities else target.reshape(-1, 1).long()
     most = linear_weight.new_empty(()).expand(max(shards.sizes), input.shape[-1])
     problem = Problem(
         _OfRanks(form, shards),
         targets,
         options,
-        None if probabilities else _total(targets, options, shards),
+        _total(targets, options, shards),
         1.0,
         logits.dtype,
         default_bytes(most) if chunk_bytes is None else chunk_bytes,
@@ -102,8 +102,10 @@ def sharded_linear_smooth_topk_loss(
     return result.to(result_dtype(logits))
 
 
-def _total(labels: Tensor, options: Options, shards: ClassShards) -> Tensor:
-    """What the mean divides by: the weights of all labels, each from its owner."""
+def _total(labels: Target, options: Options, shards: ClassShards) -> Tensor | None:
+    """What the mean divides by, if not by the number of rows: the labels' weights, from owners."""
+    if isinstance(labels, SparseTarget) or labels.is_floating_point():
+        return None
     ignored = labels == options.ignore_index
     if options.weight is None:
         return (~ignored).sum()
@@ -124,9 +126,7 @@ class _OfRanks(RowLoss):
 
     def losses(self, scores: Tensor, targets: Target, options: Options) -> Tensor:
         """(R) losses, the same on all ranks."""
-        assert isinstance(targets, Tensor)
-        labels = targets if targets.is_floating_point() else targets.squeeze(1)
-        return sharded_losses(self.form, scores, labels, 1, options, self.shards)[0].squeeze(1)
+        return sharded_losses(self.form, scores, targets, options, self.shards)[0].squeeze(1)
 
     def losses_and_gradient(
         self, scores: Tensor, targets: Target, options: Options, outgoing: Tensor

@@ -6,6 +6,7 @@ from torch.distributed import ProcessGroup
 
 from topklass._checks import Options, check_count, check_number, check_temperature, class_dimension
 from topklass._collectives import Agreement, ClassShards, uncompiled
+from topklass._targets import Target
 from topklass.functional._sharded import agree, sharded_classification_loss
 from topklass.functional._sharded_forms import Lists, sharded_form
 from topklass.functional.noised import NoisedHinge
@@ -17,7 +18,7 @@ from topklass.operators.noised import noise_rows
 @uncompiled
 def sharded_smooth_topk_loss(
     local_logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     tau: float = 1.0,
     margin: float | Tensor = 1.0,
@@ -34,8 +35,8 @@ def sharded_smooth_topk_loss(
     The value and the gradient of :func:`topklass.functional.smooth_topk_loss` of all classes. Every
     rank calls it with its own classes of the same samples and gets the same loss; each calls
     ``backward`` on it and gets the gradient of its own logits. The ranks exchange 2k + 4 numbers of
-    each row in the forward pass and nothing in the backward pass. With label smoothing or class
-    probabilities it is 2k + 6, one more, and 2k + 2 in the backward pass.
+    each row in the forward pass and nothing in the backward pass. Label smoothing, class
+    probabilities and a SparseTarget need a few more, and 2k + 2 in the backward pass.
 
     The call is compared on all ranks first: an error of one rank, and a difference between two, is
     an error on all.
@@ -43,8 +44,9 @@ def sharded_smooth_topk_loss(
     Args:
         local_logits: of this rank's classes, (n), (N, n) or (N, n, d1, …). Ranks may have different
             numbers of classes, also none.
-        target: class indices among all classes, the same on all ranks; or the probabilities of
-            this rank's classes, of the local logits' shape.
+        target: class indices among all classes, or a :class:`topklass.SparseTarget` of such, the
+            same on all ranks; or the probabilities of this rank's classes, of the local logits'
+            shape.
         k: length of the list that should hold the label, below the number of all classes, and up to
             32; up to 12 for float64 logits.
         tau: temperature.
@@ -67,14 +69,14 @@ def sharded_smooth_topk_loss(
         check_count("k", k)
         check_temperature(tau)
         form = Lists(SmoothHinge(k, tau, margin))
-        agree(agreement, form, local_logits, target, dim, options, k=k, tau=tau)
-    return sharded_classification_loss(form, local_logits, target, dim, options, agreement.shards)
+        targets = agree(agreement, form, local_logits, target, dim, options, k=k, tau=tau)
+    return sharded_classification_loss(form, local_logits, targets, dim, options, agreement.shards)
 
 
 @uncompiled
 def sharded_topk_cross_entropy(
     local_logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: Lengths = 5,
     margin: float | Tensor = 0.0,
     temperature: float = 1.0,
@@ -95,7 +97,8 @@ def sharded_topk_cross_entropy(
 
     Args:
         local_logits: of this rank's classes.
-        target: class indices among all classes, or probabilities of this rank's classes.
+        target: class indices among all classes, a SparseTarget, or probabilities of this rank's
+            classes.
         k: length of the list, or lengths and their weights.
         margin: subtracted from the label's logit over T; a number, or one for each local class.
         temperature: T.
@@ -118,15 +121,15 @@ def sharded_topk_cross_entropy(
             (factor,) = lengths
         form = Lists(list_of(factor, margin, temperature) if len(lengths) == 1 else loss)
         parameters = {"k": lengths, "temperature": temperature}
-        agree(agreement, form, local_logits, target, dim, options, **parameters)
+        targets = agree(agreement, form, local_logits, target, dim, options, **parameters)
     shards = agreement.shards
-    return sharded_classification_loss(form, local_logits, target, dim, options, shards, factor)
+    return sharded_classification_loss(form, local_logits, targets, dim, options, shards, factor)
 
 
 @uncompiled
 def sharded_noised_topk_loss(
     local_logits: Tensor,
-    target: Tensor,
+    target: Target,
     k: int = 5,
     epsilon: float = 1.0,
     samples: int = 10,
@@ -150,7 +153,8 @@ def sharded_noised_topk_loss(
 
     Args:
         local_logits: of this rank's classes.
-        target: class indices among all classes, or probabilities of this rank's classes.
+        target: class indices among all classes, a SparseTarget, or probabilities of this rank's
+            classes.
         k: length of the list that should hold the label.
         epsilon: size of the noise.
         samples: number B of noise vectors.
@@ -182,5 +186,5 @@ def sharded_noised_topk_loss(
         loss = NoisedHinge(k, epsilon, samples, scale, margin, noise, generator)
         form = sharded_form(loss, agreement.rank)
         parameters = {"k": k, "epsilon": epsilon, "samples": samples, "scale": scale}
-        agree(agreement, form, local_logits, target, dim, options, **parameters)
-    return sharded_classification_loss(form, local_logits, target, dim, options, agreement.shards)
+        targets = agree(agreement, form, local_logits, target, dim, options, **parameters)
+    return sharded_classification_loss(form, local_logits, targets, dim, options, agreement.shards)

@@ -23,10 +23,11 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._collectives import Agreement, summed, uncompiled
-from topklass._targets import Target, check_not_sparse
+from topklass._targets import SparseTarget, Target, check_sparse_target
 from topklass.functional._contract import (
     RowLoss,
     check_indices_are_ignored,
+    check_targets,
     reduced,
     result_dtype,
     row_targets_loss,
@@ -45,7 +46,8 @@ def mesh_loss(
     Args:
         loss: with one margin, or those of all classes.
         logits: at most one dimension of the mesh shards the classes, the others rows, if anything.
-        target: a DTensor, or an ordinary tensor that has the targets of all rows.
+        target: a DTensor, or an ordinary tensor that has the targets of all rows; or two of them in
+            a SparseTarget.
         dim: the class dimension.
         options: with the weights of all classes.
         factor: multiplies the result.
@@ -56,13 +58,13 @@ def mesh_loss(
     if getattr(loss, "noise", None) is not None:
         raise NotImplementedError("noise cannot be given for logits that are a DTensor")
     check_options(options, check_logits(logits, dim))
-    check_not_sparse(target)
-    check_indices_are_ignored(check_target(logits, target, dim), options)
-    assert isinstance(target, Tensor)
+    if isinstance(target, SparseTarget):
+        check_sparse_target(logits, target, dim)
+    else:
+        check_indices_are_ignored(check_target(logits, target, dim), options)
     mesh, at = logits.device_mesh, class_dimension(logits, dim)
     logits, of_classes = _placed(logits, at)
     of_rows = [_without_classes(placement, at) for placement in logits.placements]
-    of_target = list(logits.placements) if target.is_floating_point() else of_rows
     per_class: list[Placement] = [
         Shard(0) if i == of_classes else Replicate() for i in range(mesh.ndim)
     ]
@@ -71,15 +73,22 @@ def mesh_loss(
         loss = replace(loss, margin=_part(margin, mesh, per_class))  # type: ignore[type-var]
     weight = None if options.weight is None else _part(options.weight, mesh, per_class)
     options = options._replace(weight=weight)
-    local, labels = logits.to_local(), _part(target, mesh, of_target)
+    local = _local(logits)
+    if isinstance(target, SparseTarget):
+        few: list[Placement] = [Replicate() if p.is_shard(at) else p for p in logits.placements]
+        target = SparseTarget(*(_part(tensor, mesh, few) for tensor in target))
+    else:
+        dense = target.is_floating_point()
+        target = _part(target, mesh, list(logits.placements) if dense else of_rows)
     if of_classes is None:
-        losses, total = _of_whole_rows(loss, local, labels, dim, options)
+        losses, total = _of_whole_rows(loss, local, target, dim, options)
     else:
         group = mesh.get_group(of_classes)
         with Agreement(type(loss).__name__, group) as agreement:
             form = sharded_form(loss, agreement.rank)
-            agree(agreement, form, local, labels, dim, options, **_parameters(loss))
-        losses, total = sharded_losses(form, local, labels, dim, options, agreement.shards)
+            targets = agree(agreement, form, local, target, dim, options, **_parameters(loss))
+        scores = to_rows(local, dim)
+        losses, total = sharded_losses(form, scores, targets, options, agreement.shards)
 
     if options.reduction == "none":
         result = losses.reshape(index_shape(local, dim))
@@ -114,8 +123,9 @@ def _placed(logits: DTensor, at: int) -> tuple[DTensor, int | None]:
             f"logits may be sharded over classes by one dimension of the mesh, and over rows by "
             f"the others, got placements {tuple(logits.placements)} with classes in dimension {at}"
         )
-    placed = logits.redistribute(placements=placements)
-    return placed, of_classes[0] if of_classes else None
+    if placements != list(logits.placements):  # PyTorch 2.6 cannot always go back to the same
+        logits = logits.redistribute(placements=placements)
+    return logits, of_classes[0] if of_classes else None
 
 
 def _without_classes(placement: Placement, at: int) -> Placement:
@@ -130,19 +140,50 @@ def _part(tensor: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> Tens
     if not isinstance(tensor, DTensor):
         whole = [Replicate()] * mesh.ndim
         tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
-    return tensor.redistribute(placements=placements).to_local()
+    return _local(tensor.redistribute(placements=placements))
+
+
+def _local(tensor: DTensor) -> Tensor:
+    """This rank's part, whose gradient becomes one of the whole tensor again."""
+    result: Tensor = _Local.apply(tensor)
+    return result
+
+
+class _Local(torch.autograd.Function):
+    """``to_local``, but with the strides of the whole tensor, not those that a part suggests.
+
+    If parts differ in size, PyTorch 2.6 would take the gradient for one of another layout, and copy
+    it into a replicated tensor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.mesh, ctx.placements = tensor.device_mesh, tensor.placements
+        ctx.shape, ctx.stride = tensor.shape, tensor.stride()
+        local = tensor.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> DTensor:
+        return DTensor.from_local(
+            gradients[0],
+            ctx.mesh,
+            ctx.placements,
+            run_check=False,
+            shape=ctx.shape,
+            stride=ctx.stride,
+        )
 
 
 def _of_whole_rows(
-    loss: RowLoss, logits: Tensor, target: Tensor, dim: int, options: Options
+    loss: RowLoss, logits: Tensor, target: Target, dim: int, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Losses of this rank's rows, (R, 1), and what their mean divides by."""
-    scores = to_rows(logits, dim)
-    probabilities = target.is_floating_point()
-    targets = to_rows(target, dim) if probabilities else target.reshape(-1, 1).long()
-    losses = row_targets_loss(loss, scores, targets, options._replace(reduction="none"))
+    targets = check_targets(loss, logits, target, dim, options)
+    scores, alone = to_rows(logits, dim), options._replace(reduction="none")
+    losses = row_targets_loss(loss, scores, targets, alone)
     counted = torch.ones_like(losses)
-    if not probabilities:
+    if isinstance(targets, Tensor) and not targets.is_floating_point():
         ignored = targets.squeeze(1) == options.ignore_index
         if options.weight is not None:
             counted = working(options.weight)[targets.squeeze(1).masked_fill(ignored, 0)]

@@ -1,7 +1,8 @@
 """``_contract.py`` for ranks that each have a slice of the classes.
 
-One exchange tells all ranks the losses of rows. With label smoothing or class probabilities every
-class is a label: each rank adds up the losses of its own classes, and a second exchange adds those.
+One exchange tells all ranks the losses of rows. With label smoothing, class probabilities or a few
+labels in a row, each rank adds up the losses of its own classes as labels, and a second exchange
+adds those.
 """
 
 from math import inf, nan
@@ -17,18 +18,16 @@ from topklass._checks import (
     check_count,
     check_logits,
     check_margin,
-    check_options,
-    check_same_device,
-    check_target,
+    every_class_counts,
     index_shape,
     labels_in_range,
     to_rows,
 )
 from topklass._collectives import Agreement, ClassShards, copied, fact, gathered, summed
-from topklass._targets import check_not_sparse
+from topklass._targets import SparseTarget, Target, without_padding
 from topklass._transforms import can_read_values, is_differentiated
 from topklass.functional._contract import (
-    check_indices_are_ignored,
+    check_targets,
     reduced,
     result_dtype,
     working,
@@ -42,22 +41,19 @@ def agree(
     agreement: Agreement,
     form: ShardedLoss,
     logits: Tensor,
-    target: Tensor,
+    target: Target,
     dim: int,
     options: Options,
     **parameters: Any,
-) -> None:
-    """Check the arguments of a rank, and note what must be the same on all ranks."""
+) -> Target:
+    """Check the arguments of a rank, and note what must be the same on all ranks.
+
+    Returns the targets of rows: class indices (R, 1), the probabilities of this rank's classes,
+    (R, n), or those of a few classes, (R, m).
+    """
     classes, margin = check_logits(logits, dim), form.loss.margin
     check_margin(margin, classes)
-    check_options(options, classes)
-    check_not_sparse(target)
-    probabilities = check_target(logits, target, dim)
-    check_indices_are_ignored(probabilities, options)
-    per_class = isinstance(margin, Tensor) and margin.dim() > 0
-    check_same_device(
-        logits, target=target, weight=options.weight, margin=margin if per_class else None
-    )
+    targets = check_targets(form.loss, logits, target, dim, options)
     form.check(logits.dtype)
     agreement.classes = classes
     agreement.facts |= {name: fact(value) for name, value in parameters.items()}
@@ -69,24 +65,37 @@ def agree(
         "label_smoothing": float(options.label_smoothing),
         "the number of rows": index_shape(logits, dim).numel(),
         "the logits' dtype": str(logits.dtype),
-        "whether the target has class probabilities": probabilities,
+        "the target": _kind(targets),
     }
-    if probabilities or options.label_smoothing:
+    if isinstance(targets, SparseTarget) or every_class_counts(targets, options):
         wanted = torch.is_grad_enabled() and logits.requires_grad
         agreement.facts["whether the logits require a gradient"] = wanted
+    if isinstance(targets, SparseTarget):
+        wanted = is_differentiated(targets.weights)
+        agreement.facts["whether the target's weights require a gradient"] = wanted
+    return targets
+
+
+def _kind(targets: Target) -> str:
+    if isinstance(targets, SparseTarget):
+        return f"SparseTarget of {targets.indices.shape[1]}"
+    return "class probabilities" if targets.is_floating_point() else "class indices"
 
 
 def sharded_classification_loss(
     form: ShardedLoss,
     logits: Tensor,
-    target: Tensor,
+    targets: Target,
     dim: int,
     options: Options,
     shards: ClassShards,
     factor: float = 1.0,
 ) -> Tensor:
-    """``classification_loss`` of the classes of all ranks, the same on each."""
-    losses, total = sharded_losses(form, logits, target, dim, options, shards)
+    """``classification_loss`` of the classes of all ranks, the same on each.
+
+    ``targets`` are what :func:`agree` returns.
+    """
+    losses, total = sharded_losses(form, to_rows(logits, dim), targets, options, shards)
     result = reduced(losses, total, options.reduction)
     if options.reduction == "none":
         result = result.reshape(index_shape(logits, dim))
@@ -95,55 +104,55 @@ def sharded_classification_loss(
 
 def sharded_losses(
     form: ShardedLoss,
-    logits: Tensor,
-    target: Tensor,
-    dim: int,
+    scores: Tensor,
+    targets: Target,
     options: Options,
     shards: ClassShards,
 ) -> tuple[Tensor, Tensor]:
-    """Losses of rows, (R, 1), and what their mean divides by.
+    """Losses of (R, n) scores, (R, 1), and what their mean divides by.
 
     Margins, weights and class probabilities are those of this rank's classes.
     """
-    classes = shards.classes
+    classes, margin = shards.classes, form.loss.margin
     check_count("k", form.longest, classes - 1, f"one less than the {classes} classes")
-    scores = to_rows(logits, dim)
-    probabilities = target.is_floating_point()
-    if probabilities:
-        labels = scores.new_full((len(scores), 1), -1, dtype=torch.long)
+    nowhere = torch.full((len(scores), 1), -1, device=scores.device)
+    labels, chances = nowhere[:, :0], None
+    if isinstance(targets, SparseTarget):
+        padded = without_padding(targets, options.ignore_index)
+        labels, chances = (F.pad(each, (0, not each.shape[1])) for each in padded)
+        chances = working(chances)
+    elif targets.is_floating_point():
+        chances = working(targets)
     else:
-        labels = target.reshape(-1, 1).long()
-    ignored = (labels == options.ignore_index) & (not probabilities)
+        labels = targets
+    indices = chances is None
+    ignored = labels == options.ignore_index
     here = own_labels(labels, ignored, shards)
-    every = probabilities or options.label_smoothing > 0
-    margin, weight = form.loss.margin, None if probabilities else options.weight
+    every = not indices or options.label_smoothing > 0
 
-    told = form.tell(scores, torch.full_like(here, -1) if every else here, every)
-    about_label = [told.label, values_of(margin, here), values_of(weight, here), labels]
-    sent = torch.cat([told.numbers, *(each.to(told.numbers.dtype) for each in about_label)], 1)
+    told = form.tell(scores, nowhere if every else here, every)
+    columns = [told.numbers, labels]
+    if indices:
+        columns += [told.label, values_of(margin, here), values_of(options.weight, here)]
+    sent = torch.cat([each.to(told.numbers.dtype) for each in columns], 1)
     received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
-    numbers, of_owner, of_ranks = torch.split(received, [told.numbers.shape[1], 3, 1], -1)
+    sizes = [told.numbers.shape[1], labels.shape[1], 3 * indices]
+    numbers, of_ranks, of_owner = torch.split(received, sizes, -1)
+    wrong = wrong_labels(of_ranks, labels, options.ignore_index, shards)
     known = form.know(numbers, told.places, shards)
-    score, label_margin, label_weight = torch.split(of_owner.sum(0), 1, -1)  # others told 0
-    weights = torch.ones_like(score) if weight is None else label_weight
 
+    weights = torch.ones_like(nowhere, dtype=numbers.dtype)
     if every:
-        chances = working(to_rows(target, dim)) if probabilities else _one_hot(here, scores)
-        losses = _expected(form, scores, chances, known, options, shards)
-    else:
-        per_class = isinstance(margin, Tensor) and margin.dim() > 0
-        losses = form.of_label(known, score, label_margin if per_class else margin) * weights
-    if not probabilities:
-        losses = losses.masked_fill(
-            wrong_labels(of_ranks, labels, options.ignore_index, shards), nan
-        )
-    return losses.masked_fill(ignored, 0.0), weights.masked_fill(ignored, 0.0).sum()
-
-
-def _one_hot(labels: Tensor, scores: Tensor) -> Tensor:
-    """1 at the labels, 0 elsewhere and throughout the rows of the label −1, (R, n)."""
-    classes = torch.arange(scores.shape[1], device=scores.device)
-    return (labels == classes).to(working_dtype(scores.dtype))
+        losses = _expected(form, scores, here, chances, known, options, shards)
+    if indices:
+        score, label_margin, label_weight = torch.split(of_owner.sum(0), 1, -1)  # others told 0
+        if options.weight is not None:
+            weights = label_weight
+        if not every:
+            per_class = isinstance(margin, Tensor) and margin.dim() > 0
+            losses = form.of_label(known, score, label_margin if per_class else margin) * weights
+        losses, weights = losses.masked_fill(ignored, 0.0), weights.masked_fill(ignored, 0.0)
+    return losses.masked_fill(wrong, nan), weights.sum()
 
 
 def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
@@ -153,7 +162,7 @@ def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
 
 
 def values_of(values: float | Tensor | None, labels: Tensor) -> Tensor:
-    """The values of labels, (R, 1), 0 for the label −1 and where there is no value per class."""
+    """The values of labels, (R, m), 0 for the label −1 and where there is no value per class."""
     if not isinstance(values, Tensor) or values.dim() == 0:
         return torch.zeros_like(labels)
     return F.pad(values, (0, 1))[labels]
@@ -162,17 +171,17 @@ def values_of(values: float | Tensor | None, labels: Tensor) -> Tensor:
 def wrong_labels(
     of_ranks: Tensor, labels: Tensor, ignore_index: int, shards: ClassShards
 ) -> Tensor:
-    """Rows whose labels differ between ranks, (W, R, 1), or that no rank owns, (R, 1).
+    """Rows whose labels differ between ranks, (W, R, m), or that no rank owns, (R, 1).
 
     An error where values may be read.
     """
-    different = (of_ranks != of_ranks[:1]).any(0)
+    different = (of_ranks != of_ranks[:1]).any(0).any(1, keepdim=True)
     if not can_read_values(labels):
         nowhere = (labels < 0) | (labels >= shards.classes)
-        return different | (nowhere & (labels != ignore_index))
+        return different | (nowhere & (labels != ignore_index)).any(1, keepdim=True)
     if different.any():
         row = int(different.long().argmax())
-        given = [int(each) for each in of_ranks[:, row, 0]]
+        given = of_ranks[:, row].long().squeeze(-1).tolist()
         raise ValueError(
             f"target must be the same on all ranks, got {given} in row {row}: every rank needs "
             f"the same samples"
@@ -184,35 +193,101 @@ def wrong_labels(
 def _expected(
     form: ShardedLoss,
     scores: Tensor,
-    chances: Tensor,
+    here: Tensor,
+    chances: Tensor | None,
     known: Known,
     options: Options,
     shards: ClassShards,
 ) -> Tensor:
     """``Σ_c w_c P_c ℓ(s, c)`` over the classes of all ranks, (R, 1).
 
-    In blocks of rows, whose graphs are built again in the backward pass.
+    Args:
+        form: the loss.
+        scores: of this rank's classes, (R, n).
+        here: labels among these, (R, m), −1 for those of other ranks.
+        chances: of the labels, (R, m), or if there are none, of all classes here, (R, n); None
+            for labels that are certain.
+        known: of the rows.
+        options: with the weights of these classes.
+        shards: the classes of all ranks.
     """
-    smoothing = options.label_smoothing
-    chances = chances * (1 - smoothing) + smoothing / shards.classes
-    if options.weight is not None:
-        chances = chances * working(options.weight)
-    margin = form.loss.margin
+    margin, weight, smoothing = form.loss.margin, options.weight, options.label_smoothing
     if isinstance(margin, Tensor) and margin.dim() == 0 and is_differentiated(margin):
         margin = copied(margin, shards.group)
+    known = known._replace(numbers=copied(known.numbers, shards.group))
+    if chances is None:
+        chances = torch.ones_like(here, dtype=working_dtype(scores.dtype))
+    elif here.shape[1] and is_differentiated(chances):
+        chances = copied(chances, shards.group)
+    if here.shape[1] and not smoothing:
+        own = _of_labels(form, scores, here, chances, known, weight, margin)
+    else:
+        if here.shape[1]:
+            chances = _dense(here, chances, scores.shape[1])
+        chances = chances * (1 - smoothing) + smoothing / shards.classes
+        if weight is not None:
+            chances = chances * working(weight)
+        own = _of_classes(form, scores, chances, known, margin)
+    return summed(own, shards.group) if len(own) else own
 
-    def of_own_classes(scores: Tensor, chances: Tensor, numbers: Tensor, places: Tensor) -> Tensor:
+
+def _dense(here: Tensor, chances: Tensor, classes: int) -> Tensor:
+    """The chances of this rank's classes, (R, n), from those of labels, (R, m)."""
+    columns = here.masked_fill(here < 0, classes)
+    return chances.new_zeros(len(here), classes + 1).scatter_add(1, columns, chances)[:, :classes]
+
+
+def _of_labels(
+    form: ShardedLoss,
+    scores: Tensor,
+    here: Tensor,
+    chances: Tensor,
+    known: Known,
+    weight: Tensor | None,
+    margin: float | Tensor,
+) -> Tensor:
+    """``Σ_c w_c P_c ℓ(s, c)`` over the labels of this rank, (R, 1).
+
+    Every label is the only class of a row of its own.
+    """
+    rows, count = here.shape
+    score = torch.full_like(chances, -inf)
+    if scores.shape[1]:
+        score = working(scores.gather(1, here.clamp(min=0))).masked_fill(here < 0, -inf)
+    chances = chances.masked_fill(here < 0, 0.0)
+    if weight is not None:
+        chances = chances * working(values_of(weight, here))
+    if isinstance(margin, Tensor) and margin.dim():
+        margin = values_of(margin, here).reshape(-1, 1)
+    places = (known.places.unsqueeze(1) != here.unsqueeze(2)).long()
+    numbers = known.numbers.unsqueeze(1).expand(-1, count, -1)
+    each = Known(numbers.flatten(0, 1), places.flatten(0, 1))
+    losses = _possible(form.of_classes(score.reshape(-1, 1), each, margin), chances.reshape(-1, 1))
+    return losses.reshape(rows, count).sum(1, keepdim=True)
+
+
+def _of_classes(
+    form: ShardedLoss, scores: Tensor, chances: Tensor, known: Known, margin: float | Tensor
+) -> Tensor:
+    """``Σ_c P_c ℓ(s, c)`` over the classes of this rank, (R, 1).
+
+    In blocks of rows, whose graphs are built again in the backward pass.
+    """
+
+    def expected(scores: Tensor, chances: Tensor, numbers: Tensor, places: Tensor) -> Tensor:
         losses = form.of_classes(scores, Known(numbers, places), margin)
-        impossible = (chances == 0) & (losses == inf)
-        return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
+        return _possible(losses, chances).sum(1, keepdim=True)
 
     elements = GRAPH_ELEMENTS["cpu" if scores.device.type == "cpu" else "other"]
     rows = max(1, elements // (form.loss.cost() * max(1, scores.shape[1])))
-    tensors = (scores, chances, copied(known.numbers, shards.group), known.places)
+    tensors = (scores, chances, *known)
     blocks = list(zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True))
     if len(blocks) > 1:
-        parts = [checkpoint(of_own_classes, *block, use_reentrant=False) for block in blocks]
-        own = torch.cat(parts)
-    else:
-        own = of_own_classes(*tensors)
-    return summed(own, shards.group) if len(own) else own
+        return torch.cat([checkpoint(expected, *block, use_reentrant=False) for block in blocks])
+    return expected(*tensors)
+
+
+def _possible(losses: Tensor, chances: Tensor) -> Tensor:
+    """``P_c ℓ_c``, where an absent class of probability 0 does not count."""
+    impossible = (chances == 0) & (losses == inf)
+    return losses.masked_fill(impossible, 0.0) * chances

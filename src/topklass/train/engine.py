@@ -17,7 +17,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch import Tensor, nn
 
-import topklass
 from topklass import models
 from topklass._files import ADVICE, WriteError, lock_folder, remove_parts
 from topklass._provenance import commit, versions
@@ -30,7 +29,7 @@ from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatch
 from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
 from topklass.train.files import load_checkpoint, put_in_place
-from topklass.train.heads import Head, PlainHead, find_head
+from topklass.train.heads import Head, PlainHead
 from topklass.train.module import Classifier
 from topklass.train.problem import naming_recipe, prepare_data, with_validation
 from topklass.train.processes import (
@@ -50,7 +49,7 @@ from topklass.train.restore import (
     read_recipe,
     resumable,
 )
-from topklass.train.sharded_head import ShardedHead, check_processes
+from topklass.train.sharded_head import ShardedHead, check_can_split
 from topklass.train.signature import (
     build_network,
     load_signature,
@@ -124,8 +123,7 @@ def _train(
     validation = evaluation_batches(recipe, dataset.validation)
     processes = recipe.devices * recipe.nodes
     if recipe.shard_classes and processes > 1:
-        find_head(network, len(dataset.classes))
-        check_processes(processes, len(dataset.classes))
+        check_can_split(network, len(dataset.classes), processes)
     if first and console is not None:
         console.print(description(recipe, dataset, network), markup=False, soft_wrap=True)
     if first and console is not None and recipe.match and loss_info(recipe.loss).matched:
@@ -318,8 +316,8 @@ def finish(
         "data": dict(dataset.record),
         "classes": len(dataset.classes),
         "epoch": best.epoch,
-        "test": test_accuracies(best.ranks, dataset),
-        "test_last": test_accuracies(last.ranks, dataset),
+        "test": accuracies(best.ranks, dataset),
+        "test_last": accuracies(last.ranks, dataset),
         "versions": versions(),
         "commit": commit(),
         **measured,
@@ -329,22 +327,13 @@ def finish(
     return record
 
 
-def test_accuracies(ranks: Tensor, dataset: Dataset) -> dict[str, dict[str, float]]:
-    """Accuracies of lists by average and by length, for JSON."""
+def accuracies(ranks: Tensor, dataset: Dataset) -> dict[str, dict[str, float]]:
+    """Test accuracies of lists from the ranks of labels, by average and by length, for JSON."""
     labels, classes = dataset.test.labels.cpu(), len(dataset.classes)
     lengths = tuple(k for k in LENGTHS if k <= classes)
     counts = count_by_class(among_largest(ranks, lengths), labels, classes, ignore_index=-100)
     return {
         average: dict(zip(map(str, lengths), averaged(*counts, average).tolist(), strict=True))
-        for average in ("micro", "macro")
-    }
-
-
-def accuracies(logits: Tensor, labels: Tensor) -> tuple[list[int], dict[str, list[float]]]:
-    """Lengths of lists, and their accuracies, micro and macro."""
-    lengths = [k for k in LENGTHS if k <= logits.shape[1]]
-    return lengths, {
-        average: topklass.topk_accuracy(logits, labels, lengths, average).tolist()
         for average in ("micro", "macro")
     }
 
@@ -356,9 +345,10 @@ def label_ranks(recipe: Recipe, network: nn.Module, split: Split, head: Head) ->
     device = next(network.parameters()).device
     batches = evaluation_batches(recipe, split)
     batches.share(head.rank, head.processes, device)
-    found = [
-        head.ranks(network(images.to(device)), labels.to(device)) for images, labels in batches
-    ]
+    found = []
+    for images, labels in batches:
+        output = network(images.to(device))
+        found.append(head.ranks(output, head.targets(labels.to(device))))
     return head.in_order(torch.cat(found)).cpu()
 
 

@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional
 
 from topklass import predict_topk, topk_accuracy
 from topklass.data import Dataset, Split
+from topklass.functional import target_rank
 from topklass.train.batches import EvaluationBatches
 from topklass.train.details import printable
 from topklass.train.engine import (
@@ -78,7 +79,7 @@ def evaluate(run: Run) -> dict[str, Any]:
     recipe, dataset, network = run
     labels = dataset.test.labels.cpu()
     logits = predictions(recipe, network, dataset.test)
-    lengths, accuracy = accuracies(logits, labels)
+    by_length = accuracies(target_rank(logits, labels), dataset)
     lists: dict[str, list[Tensor]] = {"softmax": [], "marginals": []}
     for crops in logits_of_views(recipe, network, dataset.test):
         number = crops.shape[1]
@@ -87,8 +88,8 @@ def evaluate(run: Run) -> dict[str, Any]:
     by_method = {method: in_list(torch.cat(found), labels) for method, found in lists.items()}
     alone = in_list(logits.topk(recipe.k).indices, labels)
     return {
-        "lengths": lengths,
-        "accuracy": accuracy,
+        "lengths": [int(length) for length in by_length["micro"]],
+        "accuracy": {average: list(each.values()) for average, each in by_length.items()},
         "views": {"number": number, "one": alone, **by_method},
         "superclasses": {
             name: by_superclass(logits, labels, division.of_class, division.names, recipe.k)

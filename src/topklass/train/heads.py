@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import topklass
-from topklass._targets import Target
+from topklass._targets import SparseTarget, Target
 from topklass.functional import (
     linear_smooth_topk_loss,
     linear_topk_cross_entropy,
@@ -28,14 +28,25 @@ class Head(Protocol):
     processes: int
     """Those that compute together."""
 
-    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
+    def targets(self, target: Target) -> Target:
+        """The targets that belong to the output: those of all processes that compute together."""
+
+    def loss(self, criterion: nn.Module, output: object, targets: Target) -> Tensor:
         """The loss of the samples; the mean over processes is that of the whole batch."""
 
-    def ranks(self, output: object, labels: Tensor) -> Tensor:
-        """How many logits are larger than the label's."""
+    def ranks(self, output: object, targets: Target) -> Tensor:
+        """How many logits are larger than the label's, for the samples of this process.
+
+        The label of mixed images is their first.
+        """
 
     def in_order(self, ranks: Tensor) -> Tensor:
         """Ranks of all samples, of which each process has its share, in the order of samples."""
+
+
+def first_labels(targets: Target) -> Tensor:
+    """The label of each sample, the first if it has several."""
+    return targets.indices[:, 0] if isinstance(targets, SparseTarget) else targets
 
 
 class PlainHead:
@@ -43,15 +54,19 @@ class PlainHead:
 
     rank, processes = 0, 1
 
-    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
+    def targets(self, target: Target) -> Target:
+        """All targets are here."""
+        return target
+
+    def loss(self, criterion: nn.Module, output: object, targets: Target) -> Tensor:
         """The criterion of the logits."""
-        loss: Tensor = criterion(output, labels)
+        loss: Tensor = criterion(output, targets)
         return loss
 
-    def ranks(self, output: object, labels: Tensor) -> Tensor:
+    def ranks(self, output: object, targets: Target) -> Tensor:
         """Ranks of the labels."""
         assert isinstance(output, Tensor)
-        return target_rank(output.detach(), labels)
+        return target_rank(output.detach(), first_labels(targets))
 
     def in_order(self, ranks: Tensor) -> Tensor:
         """All ranks are here."""
@@ -91,21 +106,21 @@ class FusedHead(PlainHead):
             )
         head.__class__ = _OpenLinear
 
-    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
+    def loss(self, criterion: nn.Module, output: object, targets: Target) -> Tensor:
         """The criterion's fused form, which never has all logits."""
         if not isinstance(output, Layer):
-            return super().loss(criterion, output, labels)
+            return super().loss(criterion, output, targets)
         features, weight, bias = output
         assert isinstance(criterion, topklass.SmoothTopKLoss | topklass.TopKCrossEntropyLoss)
         options = {name: value for name, value in criterion.options.items() if name != "dim"}
         options["linear_bias"] = bias
         if isinstance(criterion, topklass.SmoothTopKLoss):
             parameters = (criterion.k, criterion.tau, criterion.margin)
-            return linear_smooth_topk_loss(features, weight, labels, *parameters, **options)
+            return linear_smooth_topk_loss(features, weight, targets, *parameters, **options)
         return linear_topk_cross_entropy(
             features,
             weight,
-            labels,
+            targets,
             criterion.k,
             criterion.margin,
             criterion.temperature,
@@ -113,12 +128,14 @@ class FusedHead(PlainHead):
         )
 
     @torch.no_grad()
-    def ranks(self, output: object, labels: Tensor) -> Tensor:
+    def ranks(self, output: object, targets: Target) -> Tensor:
         """Ranks of the labels, for some rows at a time."""
         if not isinstance(output, Layer):
-            return super().ranks(output, labels)
+            return super().ranks(output, targets)
         rows = max(1, RANK_BYTES // (4 * len(output.weight)))
-        parts = zip(*(torch.split(t, rows) for t in (output.features, labels)), strict=True)
+        parts = zip(
+            *(torch.split(t, rows) for t in (output.features, first_labels(targets))), strict=True
+        )
         layer = (output.weight, output.bias)
         return torch.cat([target_rank(F.linear(part, *layer), own) for part, own in parts])
 

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
 from topklass import SparseTarget
+from topklass._targets import Target
 from topklass.data import cutmix, generator, mixup
 from topklass.functional.accuracy import among_largest, count_by_class, list_lengths
 from topklass.losses import ClassificationLoss
@@ -83,10 +84,11 @@ class Classifier(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         images, labels = batch
-        images, others, own = self._mixed(images, labels)
+        images, target = self._mixed(images, labels)
         output = self.network_in_training(images)
-        loss = self._loss(output, labels, others, own)
-        self.train_accuracy.update(self.head.ranks(output, labels), labels)
+        targets = self.head.targets(target)
+        loss = self._loss(output, targets)
+        self.train_accuracy.update(self.head.ranks(output, targets), labels)
         self.train_loss.update(loss.detach().float(), len(labels))
         return loss
 
@@ -94,8 +96,9 @@ class Classifier(L.LightningModule):
         """Loss and accuracies of a batch."""
         images, labels = batch
         output = self(images)
-        self.validation_accuracy.update(self.head.ranks(output, labels), labels)
-        loss = self.head.loss(self.criterion, output, labels).float()
+        targets = self.head.targets(labels)
+        self.validation_accuracy.update(self.head.ranks(output, targets), labels)
+        loss = self.head.loss(self.criterion, output, targets).float()
         self.log("validation/loss", loss, batch_size=len(labels), sync_dist=True)
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -146,29 +149,33 @@ class Classifier(L.LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Images with parts of others, the others' labels, and the weight of their own labels."""
-        rank = 0 if self.recipe.shard_classes else self.global_rank  # all labels in one loss
+    def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Target]:
+        """Images with parts of others, and their labels, of which the own one is the first."""
         for mix, chance in ((cutmix, self.recipe.cutmix), (mixup, self.recipe.mixup)):
-            stream = generator(self.recipe.seed, mix.__name__, self.global_step, rank)
-            if chance and float(torch.rand((), generator=stream)) < chance:
-                images, order, own = mix(images, stream)
-                return images, labels[order], own
-        return images, labels, 1.0
-
-    def _loss(self, output: object, labels: Tensor, others: Tensor, own: float) -> Tensor:
-        """The loss of labels that count by their shares."""
-        together = isinstance(self.criterion, ClassificationLoss) and self.head.processes == 1
-        if own < 1 and together:
-            both = torch.stack([labels, others], 1)
+            key = (self.recipe.seed, mix.__name__, self.global_step)
+            stream = generator(*key, 0)
+            if not chance or chance <= float(torch.rand((), generator=stream)):  # the same in all
+                continue
+            together = self.head.processes == 1 or self._takes_shares
+            if together and self.global_rank > 0:  # else the same shares in all processes
+                stream = generator(*key, self.global_rank)
+            images, order, own = mix(images, stream)
+            both = torch.stack([labels, labels[order]], 1)
             first = torch.arange(2, device=both.device) == 0
-            shares = torch.where(first, own, 1 - own).expand(both.shape)
-            return self.head.loss(self.criterion, output, SparseTarget(both, shares))
-        # A loss from elsewhere may take class indices only, as those of split classes do.
-        loss = self.head.loss(self.criterion, output, labels)
-        if own < 1:
-            loss = own * loss + (1 - own) * self.head.loss(self.criterion, output, others)
-        return loss
+            return images, SparseTarget(both, torch.where(first, own, 1 - own).expand(both.shape))
+        return images, labels
+
+    @property
+    def _takes_shares(self) -> bool:
+        """Whether the criterion takes two labels at once; one from elsewhere may not."""
+        return isinstance(self.criterion, ClassificationLoss)
+
+    def _loss(self, output: object, targets: Target) -> Tensor:
+        """The loss of labels that count by their shares."""
+        if self._takes_shares or isinstance(targets, Tensor):
+            return self.head.loss(self.criterion, output, targets)
+        own, other = (self.head.loss(self.criterion, output, each) for each in targets.indices.t())
+        return targets.weights[0, 0] * own + targets.weights[0, 1] * other
 
     def _metrics(self) -> tuple[Metric, ...]:
         return self.train_loss, self.train_accuracy

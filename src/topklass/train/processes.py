@@ -105,6 +105,16 @@ def naming_ended_ranks(trainer: L.Trainer) -> Iterator[None]:
         ) from error
 
 
+def disconnect() -> None:
+    """Leave the other ranks, before the interpreter ends.
+
+    Threads of gloo may still hold tensors of Python then, and abort the process when they release
+    them (github.com/pytorch/pytorch/issues/190489), which a launcher takes for a failed run.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def warn_of_few_cores(trainer: L.Trainer) -> None:
     """Warn if several processes share a core."""
     cores = core_count()

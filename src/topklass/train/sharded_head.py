@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from topklass._collectives import all_gather, copied, gathered, naming_lost_ranks
-from topklass._targets import Target
+from topklass._targets import SparseTarget, Target
 from topklass.distributed import sharded_target_rank
-from topklass.train.heads import find_head
+from topklass.train.heads import find_head, first_labels
 from topklass.train.module import Classifier
 
 
@@ -35,15 +35,18 @@ class ShardedHead:
     """The slice of the classes that this process has of a last layer.
 
     Args:
-        network: its last layer keeps the weights of the slice, takes features of all processes and
-            returns a DTensor from now on; its state dict is that of the whole layer.
+        network: what :func:`check_can_split` takes. Its last layer keeps the weights of the slice,
+            takes features of all processes and returns a DTensor from now on; its state dict is
+            that of the whole layer.
         classes: number of classes.
         device: of this process.
     """
 
+    lengths: list[int]
+    """How many samples of the current batch each process has."""
+
     def __init__(self, network: nn.Module, classes: int, device: torch.device) -> None:
         self.processes, self.rank = dist.get_world_size(), dist.get_rank()
-        check_processes(self.processes, classes)
         self.classes = classes
         self.mesh = init_device_mesh(device.type, (self.processes,))
         self.name, head = find_head(network, classes)
@@ -92,25 +95,31 @@ class ShardedHead:
                 result[rows.start : rows.stop] = received.cpu()
         return result
 
-    def loss(self, criterion: nn.Module, output: object, labels: Target) -> Tensor:
-        """The loss of the samples of all processes, for class indices."""
-        assert isinstance(labels, Tensor)
-        loss = criterion(output, all_rows(labels))
+    def targets(self, target: Target) -> Target:
+        """The targets of all processes, for the features that the layer had last."""
+        if isinstance(target, Tensor):
+            return all_rows(target, self.lengths)
+        one = torch.cat([each.double() for each in target], 1)  # message
+        indices, weights = all_rows(one, self.lengths).chunk(2, 1)
+        return SparseTarget(indices.to(target.indices.dtype), weights.to(target.weights.dtype))
+
+    def loss(self, criterion: nn.Module, output: object, targets: Target) -> Tensor:
+        """The loss of the samples of all processes."""
+        loss = criterion(output, targets)
         assert isinstance(loss, DTensor)
         return loss.to_local()
 
-    def ranks(self, output: object, labels: Tensor) -> Tensor:
+    def ranks(self, output: object, targets: Target) -> Tensor:
         """Ranks of the labels of this process."""
         assert isinstance(output, DTensor)
-        own = sum(rows_of_processes(labels)[: self.rank])
-        found = sharded_target_rank(output.to_local().detach(), all_rows(labels))
-        return found[own : own + len(labels)]
+        found = sharded_target_rank(output.to_local().detach(), first_labels(targets))
+        return torch.split(found, self.lengths)[self.rank]
 
     def in_order(self, ranks: Tensor) -> Tensor:
         """Ranks of all samples, which processes take in turn."""
-        parts = torch.split(all_rows(ranks), rows_of_processes(ranks))
-        result = ranks.new_empty(sum(map(len, parts)))
-        for rank, part in enumerate(parts):
+        lengths = rows_of_processes(ranks)
+        result = ranks.new_empty(sum(lengths))
+        for rank, part in enumerate(torch.split(all_rows(ranks, lengths), lengths)):
             result[rank :: self.processes] = part
         return result
 
@@ -118,7 +127,8 @@ class ShardedHead:
         (features,) = inputs
         if features.requires_grad:  # DDP divides by the number of processes
             features.register_hook(lambda gradient: gradient * self.processes)  # type: ignore[no-untyped-call]
-        return (copied(all_rows(features), None),)
+        self.lengths = rows_of_processes(features)
+        return (copied(all_rows(features, self.lengths), None),)
 
     def _return_sharded(self, head: nn.Module, inputs: object, logits: Tensor) -> Tensor:
         shape = torch.Size((len(logits), self.classes))
@@ -137,8 +147,9 @@ class ShardedHead:
             state[prefix + name] = self.part(state[prefix + name])
 
 
-def check_processes(processes: int, classes: int) -> None:
-    """Require at most as many processes as classes."""
+def check_can_split(network: nn.Module, classes: int, processes: int) -> None:
+    """Require a last layer, and at most as many processes as classes."""
+    find_head(network, classes)
     if processes > classes:
         raise ValueError(
             f"shard_classes takes at most as many processes as classes, got {classes} classes for "
@@ -152,9 +163,8 @@ def rows_of_processes(tensor: Tensor) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def all_rows(tensor: Tensor) -> Tensor:
+def all_rows(tensor: Tensor, lengths: list[int]) -> Tensor:
     """The rows of all processes, in their order; a gradient must be the same in all of them."""
-    lengths = rows_of_processes(tensor)
     missing = max(lengths) - len(tensor)
     padded = F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
     parts = gathered(padded, None).unbind(0)
