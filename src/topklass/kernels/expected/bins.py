@@ -64,7 +64,7 @@ def bin_of(x, center, least, rate, bins):
     """Which bin a score is in, where there, and whether it is in any: not above the least head."""
     depth = (center - x) * rate
     near = (x <= least) & (depth < bins - 0.5)
-    number = tl.where(near, depth + 0.5, 0.0).to(tl.int32)
+    number = tl.where(near, tl.minimum(depth + 0.5, bins - 0.5), 0.0).to(tl.int32)
     return number, tl.where(near, 2 * (number - depth), 0.0), near
 
 
@@ -81,7 +81,7 @@ def added(moments, number, place, near, bin, sign):
     lane = tl.arange(0, LANES) == bin
     result = ()
     for m in tl.static_range(TERMS):
-        result = result + (moments[m] + tl.where(lane, tl.sum(power, 0), 0.0),)
+        result = result + (moments[m] + tl.where(lane, tl.sum(power, 0), 0.0).to(tl.float64),)
         power = power * place
     return result
 
@@ -98,7 +98,7 @@ def row_moments(line, span, columns, heads, marks, scale, out, TILE: tl.constexp
     rate, bins = scale
     moments = ()
     for _ in tl.static_range(TERMS):
-        moments = moments + (tl.zeros((LANES,), tl.float32),)
+        moments = moments + (tl.zeros((LANES,), tl.float64),)
     of_head, there, equal = bin_of(heads, center, least, rate, bins)
     moments = added(moments, of_head, there, equal, tl.max(of_head, 0), -1.0)
     for begin in range(span[0], span[1], BLOCK):
@@ -111,7 +111,7 @@ def row_moments(line, span, columns, heads, marks, scale, out, TILE: tl.constexp
             bin = next_bin(number, near, bin)
     lane = tl.arange(0, LANES)
     for m in tl.static_range(TERMS):
-        tl.store(out + m * BINS + lane, moments[m].to(tl.float64), lane < BINS)
+        tl.store(out + m * BINS + lane, moments[m], lane < BINS)
 
 
 @triton.jit
