@@ -155,10 +155,10 @@ class Classifier(L.LightningModule):
             return images, labels
         key = (self.recipe.seed, "cutmix", self.global_step)
         stream = generator(*key, 0)
-        if self.recipe.cutmix <= float(torch.rand((), generator=stream)):  # the same in all
-            return images, labels
-        together = self.head.processes == 1 or self._takes_shares
-        if together and self.global_rank > 0:  # else the same shares in all processes
+        if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
+            return images, labels  # in all processes
+        alone = self.head.processes == 1 or self._takes_shares  # of other shares
+        if alone and self.global_rank > 0:
             stream = generator(*key, self.global_rank)
         images, order, own = cutmix(images, stream)
         both = torch.stack([labels, labels[order]], 1)
