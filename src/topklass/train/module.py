@@ -154,10 +154,10 @@ class Classifier(L.LightningModule):
         for mix, chance in ((cutmix, self.recipe.cutmix), (mixup, self.recipe.mixup)):
             key = (self.recipe.seed, mix.__name__, self.global_step)
             stream = generator(*key, 0)
-            if not chance or chance <= float(torch.rand((), generator=stream)):  # the same in all
-                continue
-            together = self.head.processes == 1 or self._takes_shares
-            if together and self.global_rank > 0:  # else the same shares in all processes
+            if not chance or chance <= float(torch.rand((), generator=stream)):
+                continue  # in all processes
+            alone = self.head.processes == 1 or self._takes_shares  # of other shares
+            if alone and self.global_rank > 0:
                 stream = generator(*key, self.global_rank)
             images, order, own = mix(images, stream)
             both = torch.stack([labels, labels[order]], 1)

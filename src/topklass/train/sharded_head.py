@@ -99,8 +99,8 @@ class ShardedHead:
         """The targets of all processes, for the features that the layer had last."""
         if isinstance(target, Tensor):
             return all_rows(target, self.lengths)
-        one = torch.cat([each.double() for each in target], 1)  # message
-        indices, weights = all_rows(one, self.lengths).chunk(2, 1)
+        message = torch.cat([each.double() for each in target], 1)
+        indices, weights = all_rows(message, self.lengths).chunk(2, 1)
         return SparseTarget(indices.to(target.indices.dtype), weights.to(target.weights.dtype))
 
     def loss(self, criterion: nn.Module, output: object, targets: Target) -> Tensor:
