@@ -114,10 +114,12 @@ def rows_of(
     labels: Tensor | None = None,
     margins: Tensor | None = None,
     weight: Tensor | None = None,
+    chances: Tensor | None = None,
 ) -> Problem:
     """What kernels read, each row in one piece; scores alone may begin anywhere in memory."""
     whole = scores if scores.stride(1) == 1 else scores.contiguous()
-    return Problem(whole, *(t if t is None else _aligned(t) for t in (labels, margins, weight)))
+    others = (labels, margins, weight, chances)
+    return Problem(whole, *(t if t is None else _aligned(t) for t in others))
 
 
 def _aligned(tensor: Tensor) -> Tensor:
