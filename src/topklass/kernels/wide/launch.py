@@ -40,7 +40,7 @@ from topklass.reference.power_sums import LARGEST_K_IN_FLOAT32
 NO_INDEX = -100
 """The ignored index where all labels are classes."""
 WIDEST = 1024
-"""Columns of a tile, which one warp reads."""
+"""Columns of a tile, which one warp reads: where many scores are kept, a short row at once."""
 
 
 class Plan(NamedTuple):
@@ -86,7 +86,8 @@ def plan(
     """
     kept = kept_out(k, labels)
     slots = power_of_two(kept + labels)
-    block = min(WIDEST, max(slots, power_of_two(columns)))
+    widest = WIDEST if k > LARGEST_K_IN_FLOAT32 else WIDEST // 2
+    block = min(widest, max(slots, power_of_two(columns)))
     small = rows * columns <= SMALL and columns <= WIDEST
     joined = small and k <= LARGEST_K_JOINED and slots <= 32 and not apart
     parts, piece = 1, columns

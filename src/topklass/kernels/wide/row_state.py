@@ -137,18 +137,27 @@ def load_heads(state, inside, TILE: tl.constexpr):
 
 
 @triton.jit
-def load_tile(problem, line, row, inside, columns, ignore_index, TILE: tl.constexpr):
-    """Scores of a row from the first of two columns on and before the second, without labels."""
+def load_labels(problem, row, inside, ignore_index, TILE: tl.constexpr):
+    """The labels of rows, (R, slots), −1 for padding and behind them."""
     LABELS: tl.constexpr = TILE.labels
+    slots = tl.arange(0, TILE.slots)[None, :]
+    there = inside[:, None] & (slots < LABELS)
+    label = tl.load(problem.labels + row[:, None] * LABELS + slots, there, NO_CLASS)
+    return tl.where(label == ignore_index, NO_CLASS, label)
+
+
+@triton.jit
+def load_tile(line, labels, inside, columns, TILE: tl.constexpr):
+    """Scores from the first of two columns on and before the second, without labels."""
     begin, end = columns
     column = begin + tl.arange(0, TILE.block)[None, :]
     x = tl.load(line + column, inside[:, None] & (column < end), float("-inf")).to(tl.float32)
-    for j in range(LABELS):
-        label = tl.load(problem.labels + row * LABELS + j, inside, 0)
-        label = tl.where(label == ignore_index, NO_CLASS, label)
-        near = (label >= begin) & (label < begin + TILE.block)
-        if tl.max(near.to(tl.int32), 0) > 0:
-            x = tl.where(column == label.to(tl.int32)[:, None], float("-inf"), x)
+    near = (labels >= begin) & (labels < begin + TILE.block)
+    if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
+        slots = tl.arange(0, TILE.slots)[None, :]
+        for i in range(TILE.labels):
+            label = tl.max(tl.where((slots == i) & near, labels, NO_CLASS), 1).to(tl.int32)
+            x = tl.where(column == label[:, None], float("-inf"), x)
     return x, tl.broadcast_to(column, x.shape)
 
 
@@ -167,6 +176,7 @@ def read_rows(problem, shape, state, row, inside, columns, rate, ignore_index, T
     stride = multiple(shape.stride, TILE.aligned)
     line = problem.scores + row[:, None] * tl.cast(stride, tl.int64)
     start, end = multiple(columns[0], BLOCK), multiple(columns[1], TILE.aligned)
+    labels = load_labels(problem, row, inside, ignore_index, TILE)
     slots = tl.arange(0, SLOTS)[None, :]
     kept = inside[:, None] & (slots < M)
     heads, places = no_heads(TILE.rows, M, SLOTS)
@@ -175,7 +185,7 @@ def read_rows(problem, shape, state, row, inside, columns, rate, ignore_index, T
     for _ in tl.static_range(K):
         sums = sums + (tl.zeros((TILE.rows,), tl.float64),)
     for begin in range(start, end, BLOCK):
-        x, classes = load_tile(problem, line, row, inside, (begin, end), ignore_index, TILE)
+        x, classes = load_tile(line, labels, inside, (begin, end), TILE)
         if begin == start:
             x = keep_largest(x, classes, inside, state, TILE)
             heads, places, threshold = load_heads(state, inside, TILE)
