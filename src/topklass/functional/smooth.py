@@ -107,8 +107,8 @@ class SmoothHinge(RowLoss):
         """By a kernel for all labels or for one after another, or by the reference."""
         columns, each = torch.split(labels, 1, 1), Options(reduction="none")
         if len(columns) > 1:
-            ones = torch.ones((), device=labels.device).expand(labels.shape)
-            kernel = self.find_kernel_of_few(scores, SparseTarget(labels, ones), each)
+            unweighted = SparseTarget(labels, labels)  # weights do not matter here
+            kernel = self.find_kernel_of_few(scores, unweighted, each)
             if kernel is not None:
                 return losses_of_labels(kernel, self, scores, labels)
         if self.find_kernel(scores, columns[0], each) is None:

@@ -1,4 +1,4 @@
-"""The smooth top-k loss up to k = 32 on a GPU, and what launches of all kernels share.
+"""The smooth top-k loss up to k = 10 on a GPU, and what launches of all kernels share.
 
 The forward pass reads the scores once, for the states of rows (``row_state.py``), and turns these
 into losses and the constants of their gradients (``row_constants.py``), in one launch where the

@@ -15,7 +15,6 @@ from topklass.kernels.smooth.gradient import gradient_kernel
 from topklass.kernels.smooth.launch import (
     LARGEST_K_JOINED,
     LOG2_E,
-    MOST_PIECES,
     MOST_PROGRAMS,
     SMALL,
     SmoothLoss,
@@ -39,6 +38,8 @@ from topklass.reference.power_sums import LARGEST_K_IN_FLOAT32
 
 NO_INDEX = -100
 """The ignored index where all labels are classes."""
+MOST_PIECES = 4096
+"""Rows times the pieces of each, unless there are more rows."""
 WIDEST = 1024
 """Columns of a tile, which one warp reads: where many scores are kept, a short row at once."""
 
