@@ -21,12 +21,12 @@ from topklass.kernels.smooth.row_constants import (
     scaled,
     times,
 )
-from topklass.kernels.smooth.row_state import LOWEST, Shape, as_key
+from topklass.kernels.smooth.row_state import LOWEST, Shape, as_key, relative
 from topklass.kernels.wide.row_state import NO_CLASS, keep_largest, load_heads, read_rows
 
 
 @triton.jit
-def merge_parts(states, row, inside, parts, temperature, TILE: tl.constexpr):
+def merge_parts(states, row, inside, parts, temperature, rate, TILE: tl.constexpr):
     """Merge the states of a row's pieces into the first."""
     K: tl.constexpr = TILE.k
     M: tl.constexpr = TILE.kept
@@ -45,22 +45,24 @@ def merge_parts(states, row, inside, parts, temperature, TILE: tl.constexpr):
     slots = tl.arange(0, SLOTS)[None, :]
     _, _, threshold = load_heads(first, inside, TILE)
 
-    # The sums of the pieces seen from the row's threshold, (R, parts, slots).
+    # The sums of the pieces seen from the row's threshold.
     part = tl.arange(0, TILE.parts)[None, :]
     there = inside[:, None] & (part < parts)
     state = states + (row[:, None] * parts + part) * TILE.size
     base = tl.load(state + 2 * ENTRIES + K, there, float("-inf"))
-    j = tl.arange(0, SLOTS)[None, None, :]
-    some = there[:, :, None] & (j < K)
-    p = tl.load(state[:, :, None] + 2 * ENTRIES + j, some, 0.0)
-    drop = (base - threshold[:, None]) / temperature
-    sums = tl.sum(p * tl.exp(drop[:, :, None] * (j + 1)), 1)
-    # What is kept of pieces and not of the row belongs to its tail.
-    u = tl.exp((x - threshold[:, None]).to(tl.float64) / temperature)
-    power = u
+    fall = tl.exp((base - threshold[:, None]) / temperature)
+    sums = tl.zeros((TILE.rows, SLOTS), tl.float64)
+    power = fall
     for i in tl.static_range(K):
-        sums += tl.where(slots == i, tl.sum(power, 1)[:, None], 0.0)
-        power = power * u
+        p = tl.load(state + 2 * ENTRIES + i, there, 0.0)
+        sums = tl.where(slots == i, tl.sum(p * power, 1)[:, None], sums)
+        power = power * fall
+    # What is kept of pieces and not of the row belongs to its tail.
+    u = relative(x, threshold[:, None], rate, 1)
+    powers = u
+    for i in range(K):
+        sums += tl.where(slots == i, tl.sum(powers, 1)[:, None], 0.0)
+        powers = powers * u
     tl.debug_barrier()
     tl.store(first[:, None] + 2 * ENTRIES + slots, sums, inside[:, None] & (slots < K))
     tl.store(first + 2 * ENTRIES + K, threshold, inside)
@@ -174,7 +176,7 @@ def moved_sums(state, there, factor, ENTRIES: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def finish_rows(problem, outputs, shape, states, row, inside, loss, TILE: tl.constexpr):
+def finish_rows(problem, outputs, shape, states, row, inside, loss, rate, TILE: tl.constexpr):
     """Losses and weights of rows (R); replaces their states by the constants of the gradient."""
     K: tl.constexpr = TILE.k
     M: tl.constexpr = TILE.kept
@@ -183,7 +185,7 @@ def finish_rows(problem, outputs, shape, states, row, inside, loss, TILE: tl.con
     temperature = K * loss.tau
     line = problem.scores + row * shape.stride
     if TILE.parts > 1:
-        merge_parts(states, row, inside, shape.parts, temperature, TILE)
+        merge_parts(states, row, inside, shape.parts, temperature, rate, TILE)
     constants = states + row * shape.parts * TILE.size
     slots = tl.arange(0, TILE.slots)[None, :]
     there = inside[:, None] & (slots < ENTRIES)
@@ -292,6 +294,7 @@ def wide_loss_kernel(
     tau = tl.cast(numbers.tau, tl.float64) + numbers.tau_rest
     alpha = tl.cast(numbers.margin, tl.float64) + numbers.margin_rest
     loss = Loss(tau, alpha, ignore_index)
+    rate = tl.cast(numbers.rate, tl.float32)
     shape = Shape(columns, stride, parts)
     states = outputs.buffer + 1
     all_losses = tl.zeros((ROWS,), tl.float64)
@@ -302,9 +305,9 @@ def wide_loss_kernel(
         if TILE.reads:
             state = states + row * TILE.size
             every = (0, columns)
-            read_rows(problem, shape, state, row, inside, every, numbers.rate, ignore_index, TILE)
+            read_rows(problem, shape, state, row, inside, every, rate, ignore_index, TILE)
             tl.debug_barrier()
-        value, weight = finish_rows(problem, outputs, shape, states, row, inside, loss, TILE)
+        value, weight = finish_rows(problem, outputs, shape, states, row, inside, loss, rate, TILE)
         if TILE.reduction == "none" and problem.chances is not None:
             tl.store(outputs.result + row, value, inside)
         all_losses += value
