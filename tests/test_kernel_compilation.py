@@ -204,11 +204,13 @@ def test_longer_lists(capability, case, launches, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize(("capability", "k", "m"), [(90, 1, 2), (80, 5, 3), (90, 16, 16)])
-def test_targets_of_a_few_classes(capability, k, m, launches, tmp_path):
+@pytest.mark.parametrize(
+    ("capability", "k", "m", "n"), [(90, 1, 2, 33), (80, 5, 3, 1000), (90, 16, 16, 1000)]
+)
+def test_targets_of_a_few_classes(capability, k, m, n, launches, tmp_path):
     from topklass.kernels.wide import launch as family
 
-    logits, parameters = scores(64, 1000, fp32), Loss(k)
+    logits, parameters = scores(64, n, fp32), Loss(k)
     labels = torch.empty(64, m, dtype=torch.int64, device="meta")
     target = SparseTarget(labels, torch.empty(64, m, device="meta"))
     value, saved = family.forward(logits, target, parameters, Options("mean"), True)

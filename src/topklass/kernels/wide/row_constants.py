@@ -84,7 +84,7 @@ def sort_entries(problem, line, constants, row, inside, columns, loss, TILE: tl.
     own = there & (slots >= M)
     given = problem.labels + row[:, None] * LABELS + (slots - M)
     label = class_of(tl.load(given, own, 0), columns, loss.ignore_index)
-    again = slots < M
+    again = ~own
     for i in range(LABELS):
         other = tl.load(problem.labels + row * LABELS + i, inside, 0)
         other = class_of(other, columns, loss.ignore_index)
