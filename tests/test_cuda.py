@@ -138,7 +138,7 @@ def value_and_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> tupl
 
 
 def smooth(
-    logits: Tensor, target: Tensor, k: int, tau: float, backend: str
+    logits: Tensor, target: Tensor | topklass.SparseTarget, k: int, tau: float, backend: str
 ) -> tuple[Tensor, Tensor]:
     with topklass.use_backend(backend):
         return value_and_gradient(
@@ -175,6 +175,17 @@ def test_error_is_at_most_twice_that_of_the_reference(shape, k, logits):
             for backend in ("kernel", "reference")
         )
         assert (kernel <= 2 * reference + ROUNDING).all(), (kernel, reference)
+
+
+@pytest.mark.parametrize("m", [2, 16])
+@pytest.mark.parametrize("k", [1, 5, 20, 32])
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_few_classes_are_the_dense_target(shape, k, m):
+    scores, _ = problem(*shape)
+    target = topklass.SparseTarget(scores.topk(m).indices, torch.rand(len(scores), m).cuda())
+    wide = topklass.SparseTarget(target.indices, target.weights.double()).to_dense(shape[1])
+    exact = smooth(scores.double(), wide, k, 1.0, "reference")
+    assert (largest_errors(smooth(scores, target, k, 1.0, "kernel"), exact) < 1e-6).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from topklass import dispatch
+from topklass import SparseTarget, dispatch
 
 pytestmark = [
     pytest.mark.skipif(
@@ -175,6 +175,18 @@ def cases(quick: list[tuple[Any, ...]], thorough: list[tuple[Any, ...]]) -> Call
         ("both", 5, 256, 100, bf16, "none", "weight"),
         ("both", 10, 64, 1001, fp16, "sum"),
         ("new", 10, 2, 1_000_000, fp32, "none", "margin"),
+    ],
+)
+def test_smooth_loss(capability, case, launches, tmp_path):
+    from topklass.kernels.smooth import launch as family
+
+    loss(family, *case)
+    check(launches, capability, tmp_path)
+
+
+@cases(
+    quick=[],
+    thorough=[
         ("old", 11, 256, 33, fp32, "mean", "weight"),
         ("new", 20, 64, 1000, fp32, "none", "margin weight"),
         ("old", 20, 8, 4100, bf16, "sum"),
@@ -182,10 +194,27 @@ def cases(quick: list[tuple[Any, ...]], thorough: list[tuple[Any, ...]]) -> Call
         ("new", 32, 2, 33_000, fp32),
     ],
 )
-def test_smooth_loss(capability, case, launches, tmp_path):
-    from topklass.kernels.smooth import launch as family
+def test_longer_lists(capability, case, launches, tmp_path):
+    from topklass.kernels.wide import launch as family
 
     loss(family, *case)
+    check(launches, capability, tmp_path)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("capability", "k", "m", "n"), [(90, 1, 2, 33), (80, 5, 3, 1000), (90, 16, 16, 1000)]
+)
+def test_targets_of_a_few_classes(capability, k, m, n, launches, tmp_path):
+    from topklass.kernels.wide import launch as family
+
+    logits, parameters = scores(64, n, fp32), Loss(k)
+    labels = torch.empty(64, m, dtype=torch.int64, device="meta")
+    target = SparseTarget(labels, torch.empty(64, m, device="meta"))
+    value, saved = family.forward(logits, target, parameters, Options("mean"), True)
+    family.backward(value, logits, target, saved, parameters, Options("mean"))
+    value, states = family.losses_of_labels(logits, labels, parameters)
+    family.gradient_of_labels(value, logits, labels, states, parameters)
     check(launches, capability, tmp_path)
 
 

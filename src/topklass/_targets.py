@@ -14,9 +14,10 @@ class SparseTarget(NamedTuple):
     """Class probabilities of which at most m of a sample are not 0.
 
     Every loss but the multi-label one takes it in place of class probabilities, with the same
-    result: on the CPU at little more than the cost of class indices, on a GPU at up to m times
-    that. Its tensors have the shape of the logits with m in place of the
-    C classes: (N, m) for (N, C), (N, m, d1, …) for (N, C, d1, …). Weights need not sum to 1, and
+    result, on the CPU at little more than the cost of class indices. On a GPU the smooth loss and
+    top-k cross-entropy read the logits once for all classes of a sample, up to m = 16 and k = 32,
+    and once for each beyond. Its tensors have the shape of the logits with m in place of the C
+    classes: (N, m) for (N, C), (N, m, d1, …) for (N, C, d1, …). Weights need not sum to 1, and
     those of a class that is listed twice add up. "mean" divides by the number of samples. Label
     smoothing takes every class into account, at the cost of class probabilities.
 

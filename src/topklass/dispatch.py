@@ -31,12 +31,19 @@ class Kernel(NamedTuple):
     largest_k: int
     largest_samples: int = 0
     """Noise vectors, for families that draw them."""
+    largest_labels: int = 0
+    """Classes that a :class:`topklass.SparseTarget` may name for a row."""
     compiles: bool = True
     """Whether it serves under ``torch.compile`` and ``torch.export``."""
 
 
 KERNELS = {
-    "smooth_topk_loss": (Kernel("smooth", 1, 32), Kernel("long_lists", 33, 1024)),
+    "smooth_topk_loss": (
+        Kernel("smooth", 1, 10),
+        Kernel("wide", 11, 32),
+        Kernel("long_lists", 33, 1024),
+    ),
+    "smooth_topk_loss_of_few_classes": (Kernel("wide", 1, 32, largest_labels=16, compiles=False),),
     "noised_topk_loss": (Kernel("noised", 1, 63, largest_samples=32),),
     "expected_topk_loss": (Kernel("expected", 1, 63),),
     "noised_topk": (Kernel("noised", 1, 64, largest_samples=32, compiles=False),),
@@ -82,11 +89,11 @@ _backend: ContextVar[str] = ContextVar("topklass_backend", default="auto")
 def use_backend(name: str) -> Iterator[None]:
     """Choose the implementation in this thread or task until the block ends.
 
-    Applies to the smooth loss, top-k cross-entropy, LDAM and the noised loss with class indices,
-    and to the operators ``log_esp``, ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The
-    other losses have one implementation. Functions compiled by ``torch.compile`` do not see it, nor
-    does what a backward pass on CUDA computes again in autograd's own threads: they always choose
-    automatically.
+    Applies to the smooth loss, top-k cross-entropy, LDAM and the noised loss with class indices, to
+    the first two with a :class:`topklass.SparseTarget`, and to the operators ``log_esp``,
+    ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The other losses have one
+    implementation. Functions compiled by ``torch.compile`` do not see it, nor does what a backward
+    pass on CUDA computes again in autograd's own threads: they always choose automatically.
 
     Args:
         name: ``"auto"``: kernels where they serve (the default); ``"reference"``: plain PyTorch;
@@ -116,20 +123,22 @@ def find_kernel(
     margin: float | Tensor = 0.0,
     samples: int = 0,
     noise: Tensor | None = None,
+    optional: bool = False,
 ) -> Any:
     """The module of the kernels that serve a call, or None for the reference.
 
-    Raises an error where a kernel is demanded and there is none.
+    Raises an error where a kernel is demanded and there is none, unless it is optional.
 
     Args:
         name: a key of :data:`KERNELS`.
         scores: (R, n).
         k: length of the list, or rank.
-        target: of a loss, class indices or probabilities.
+        target: of a loss.
         options: of a loss.
         margin: of a loss.
         samples: number of noise vectors.
         noise: noise vectors that are given instead of drawn.
+        optional: whether the caller may have other kernels.
     """
     backend = "auto" if torch.compiler.is_compiling() else _backend.get()
     if backend == "reference" or (backend == "auto" and scores.device.type != "cuda"):
@@ -139,12 +148,12 @@ def find_kernel(
         _obstacle_of_device(scores.device)
         or _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
         or _obstacle_of_scores(scores, kernels[0].compiles)
-        or _obstacle_of_target(target, options)
+        or _obstacle_of_target(kernels[-1], target, options)
     )
     if obstacle is None:
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
         return _family(module)
-    if backend == "kernel":
+    if backend == "kernel" and not optional:
         raise RuntimeError(f'use_backend("kernel"): there is no kernel for {obstacle}')
     return None
 
@@ -155,6 +164,10 @@ def _family(module: str) -> Any:
         from topklass.kernels import smooth
 
         return smooth
+    if module == "wide":
+        from topklass.kernels import wide
+
+        return wide
     if module == "long_lists":
         from topklass.kernels import long_lists
 
@@ -186,15 +199,20 @@ def _obstacle_of_parameters(
     return None
 
 
-def _obstacle_of_target(target: Target | None, options: Options | None) -> str | None:
+def _obstacle_of_target(last: Kernel, target: Target | None, options: Options | None) -> str | None:
     if target is None or options is None:
         return None
     if every_class_counts(target, options):
         return "class probabilities and label smoothing"
+    tensors = target if isinstance(target, SparseTarget) else (target,)
     if isinstance(target, SparseTarget):
-        return "a SparseTarget in one pass"
-    if not (torch.compiler.is_compiling() or is_eager(target)):
-        return f"a target that is a {type(target).__name__}, or is transformed"
+        if not 1 <= target.indices.shape[1] <= last.largest_labels:
+            return f"{target.indices.shape[1]} classes of a SparseTarget in one pass"
+        if is_differentiated(target.weights):
+            return "derivatives by the weights of a SparseTarget"
+    for tensor in tensors:
+        if not (torch.compiler.is_compiling() or is_eager(tensor)):
+            return f"a target that is a {type(tensor).__name__}, or is transformed"
     if is_differentiated(options.weight):
         return "derivatives by the class weights"
     if abs(options.ignore_index) >= 2**31:

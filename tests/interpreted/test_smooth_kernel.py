@@ -11,6 +11,7 @@ from smooth_cases import check, problem, run, slow, split
 
 from oracle import smooth_loss
 from test_accuracy import rows as hard_rows
+from topklass.kernels.wide.launch import kept_out
 
 TINY = 1e-36  # gradients below it are denormal numbers of float32, or 0
 ROUNDING = 1.2e-7  # of the result to float32, twice
@@ -84,6 +85,17 @@ def test_error_of_rows_in_pieces(k, tau):
     ties = np.where(np.arange(n) % 700 == 0, 1.0, 0.0)  # every piece has some
     scores, labels = np.array([ascending, ties]), np.array([n - 2, 700])
     assert_within_budget(scores, labels, k, tau)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [20, 24, 32])
+def test_scores_just_below_those_that_are_kept_out_of_the_sums(k):
+    """Where the sums of longer lists lose most digits: few such scores, below ties."""
+    kept, rng = kept_out(k, 1), np.random.default_rng(k)
+    for count in (2, 4, 10):
+        scores = np.zeros((4, kept + 1 + count), np.float32)
+        scores[:, -count:] = -rng.random((4, count)) * np.array([[1e-3], [0.1], [1.0], [3.0]])
+        assert errors(scores, np.zeros(4, int), k, 1.0, "kernel").max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,12 @@ def test_kernel_is_reference(k, reduction, weighted):
 
 
 @every_k
-@pytest.mark.parametrize("m", [1, 3])
-def test_targets_of_a_few_classes(k, m):
+def test_targets_of_a_few_classes(k):
     logits = 3 * torch.randn(5, 33)
     logits[1, 5] = torch.nan
-    indices = torch.randint(33, (5, m))
+    indices = torch.randint(33, (5, 3))
     indices[0, 0] = -100
-    target = topklass.SparseTarget(indices, torch.rand(5, m))
+    target = topklass.SparseTarget(indices, torch.rand(5, 3))
     options = {"reduction": "none", "weight": torch.rand(33)}
     actual = run("kernel", logits, target, k, **options)
     expected = run("reference", logits, target, k, **options)

@@ -66,6 +66,10 @@ class RowLoss:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
         return None
 
+    def find_kernel_of_few(self, scores: Tensor, target: SparseTarget, options: Options) -> Any:
+        """The kernels that serve a few classes in one pass, or None."""
+        return None
+
     def losses(self, scores: Tensor, targets: Target, options: Options) -> Tensor:
         """(R) losses of (R, C) scores; the reduction must be "none"."""
         return row_targets_loss(self, scores, targets, options)
@@ -171,22 +175,25 @@ def row_targets_loss(loss: RowLoss, scores: Tensor, targets: Target, options: Op
         return kernel.traced(scores, labels, loss, options)  # type: ignore[no-any-return]
     if not (torch.is_grad_enabled() and scores.requires_grad):
         return kernel.forward(scores, labels, loss, options, False)[0]  # type: ignore[no-any-return]
-    result: Tensor = _KernelLoss.apply(scores, labels, kernel, loss, options)
+    tensors = labels if isinstance(labels, SparseTarget) else (labels,)
+    result: Tensor = _KernelLoss.apply(scores, kernel, loss, options, *tensors)
     return result
 
 
 def kernel_of_targets(loss: RowLoss, scores: Tensor, targets: Target, options: Options) -> Any:
-    """The kernels that serve these targets; for a few labels, ``of_labels`` finds its own."""
+    """The kernels that serve these targets; where none serves a few, ``of_labels`` finds some."""
     if isinstance(targets, SparseTarget) and not options.label_smoothing:
-        return None
+        return loss.find_kernel_of_few(scores, targets, options)
     return loss.find_kernel(scores, targets, options)
 
 
-def for_kernel(targets: Target, options: Options) -> tuple[Tensor, Options]:
-    """Labels (R) and options as kernels take them."""
-    assert isinstance(targets, Tensor)
+def for_kernel(targets: Target, options: Options) -> tuple[Target, Options]:
+    """Labels (R), or those of a few classes, and options as kernels take them."""
     if options.weight is not None:
         options = options._replace(weight=options.weight.float().contiguous())
+    if isinstance(targets, SparseTarget):
+        labels, chances = targets
+        return SparseTarget(labels.contiguous(), chances.detach().float().contiguous()), options
     return targets.squeeze(1).contiguous(), options
 
 
@@ -195,20 +202,23 @@ class _KernelLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, labels: Tensor, kernel: Any, loss: RowLoss, options: Options
+        ctx: Any, scores: Tensor, kernel: Any, loss: RowLoss, options: Options, *target: Tensor
     ) -> Tensor:
         differentiate = ctx.needs_input_grad[0]
+        labels = target[0] if len(target) == 1 else SparseTarget(*target)
         result, saved = kernel.forward(scores, labels, loss, options, differentiate)
         if differentiate:
-            ctx.save_for_backward(scores, labels, *saved)
-            ctx.call = kernel, loss, options
+            ctx.save_for_backward(scores, *target, *saved)
+            ctx.call = kernel, loss, options, len(target)
         return result  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = gradients
-        scores, labels, *saved = ctx.saved_tensors
-        kernel, loss, options = ctx.call
+        kernel, loss, options, tensors = ctx.call
+        scores, *rest = ctx.saved_tensors
+        target, saved = rest[:tensors], rest[tensors:]
+        labels = target[0] if tensors == 1 else SparseTarget(*target)
         if not needs_plain_backward(grad):
             result = kernel.backward(grad, scores, labels, saved, loss, options)
         elif loss.is_random:
@@ -220,10 +230,11 @@ class _KernelLoss(torch.autograd.Function):
         else:
 
             def plain(s: Tensor) -> Tensor:
-                return _reference(loss, s, labels.unsqueeze(1), options).float()
+                given = labels.unsqueeze(1) if isinstance(labels, Tensor) else labels
+                return _reference(loss, s, given, options).float()
 
             result = plain_backward(plain, scores, grad)
-        return result, None, None, None, None
+        return result, None, None, None, *(None for _ in target)
 
 
 def _reference(loss: RowLoss, scores: Tensor, targets: Target, options: Options) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import Options, check_k, check_margin, check_temperature
-from topklass._targets import Target
+from topklass._targets import SparseTarget, Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
@@ -17,6 +17,7 @@ from topklass.functional._contract import (
     margin_of_label,
     row_targets_loss,
 )
+from topklass.functional._few_classes import losses_of_labels
 from topklass.operators.esp import smooth_gap
 
 LINEAR_FROM = 40.0
@@ -103,8 +104,13 @@ class SmoothHinge(RowLoss):
         return self.of_gaps([gap], margin_of_label(self.margin, labels))
 
     def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """By a kernel for one label after another, or by the reference for all of them."""
+        """By a kernel for all labels or for one after another, or by the reference."""
         columns, each = torch.split(labels, 1, 1), Options(reduction="none")
+        if len(columns) > 1:
+            unweighted = SparseTarget(labels, labels)  # weights do not matter here
+            kernel = self.find_kernel_of_few(scores, unweighted, each)
+            if kernel is not None:
+                return losses_of_labels(kernel, self, scores, labels)
         if self.find_kernel(scores, columns[0], each) is None:
             return super().of_labels(scores, labels)
         return torch.stack([row_targets_loss(self, scores, c, each) for c in columns], 1)
@@ -115,3 +121,14 @@ class SmoothHinge(RowLoss):
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)
+
+    def find_kernel_of_few(self, scores: Tensor, target: SparseTarget, options: Options) -> Any:
+        return find_kernel(
+            "smooth_topk_loss_of_few_classes",
+            scores,
+            self.k,
+            target,
+            options,
+            margin=self.margin,
+            optional=True,
+        )

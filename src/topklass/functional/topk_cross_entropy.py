@@ -17,7 +17,7 @@ from topklass._checks import (
     every_class_counts,
     is_number,
 )
-from topklass._targets import Target
+from topklass._targets import SparseTarget, Target
 from topklass._transforms import graph_of_its_own
 from topklass.functional._contract import (
     RowLoss,
@@ -192,10 +192,13 @@ class ListMixture(RowLoss):
     ) -> tuple[Tensor, Tensor]:
         """By the kernels of the lengths where there are, without scores in float32."""
         lists = [list_of(k, self.margin, self.temperature) for k in self.lengths]
+        if isinstance(targets, SparseTarget):
+            return super().losses_and_gradient(scores, targets, options, outgoing)
         kernels = [each.find_kernel(scores, targets, options) for each in lists]
         if None in kernels:
             return super().losses_and_gradient(scores, targets, options, outgoing)
         labels, options = for_kernel(targets, options)
+        assert isinstance(labels, Tensor)
         each = options._replace(weight=None)
         parts = [
             kernel.forward(scores, labels, smooth, each, True)
@@ -222,6 +225,8 @@ class ListMixture(RowLoss):
     def gradient_bytes(self, scores: Tensor, targets: Target, options: Options) -> int:
         if every_class_counts(targets, options):
             return super().gradient_bytes(scores, targets, options)
+        if isinstance(targets, SparseTarget):
+            return super().gradient_bytes(scores, targets, options) * (len(self.lengths) + 1)
         single = list_of(self.lengths[0], self.margin, self.temperature)
         once = single.gradient_bytes(scores, targets, options)
         by_kernels = once == scores.element_size()

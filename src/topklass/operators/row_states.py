@@ -57,6 +57,9 @@ def read_states(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Heads, their classes, power sums and the labels' scores, see :func:`row_states`."""
     heads, places, sums = backend.read_states(scores, labels, k, temperature)
+    if heads.dim() == 3:  # pieces of rows
+        (heads, sums), chosen = reference.merged(heads, sums, temperature)
+        places = places.flatten(1).gather(1, chosen)
     label = torch.zeros_like(heads[:, :1])
     if scores.shape[1]:
         own = scores.gather(1, labels.clamp(min=0)).to(label.dtype)

@@ -1,4 +1,4 @@
-"""The smooth top-k loss up to k = 32."""
+"""The smooth top-k loss up to k = 10, and states of rows up to k = 32."""
 
 from topklass.kernels.smooth.launch import (
     backward,

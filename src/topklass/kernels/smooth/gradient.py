@@ -40,6 +40,7 @@ def gradient_kernel(
 ):
     """The gradient of a tile of scores, scaled by the outgoing gradient."""
     K: tl.constexpr = TILE.k
+    ENTRIES: tl.constexpr = TILE.entries
     PRECISION: tl.constexpr = TILE.precision
     ALIGNED: tl.constexpr = TILE.aligned
     rate = tl.cast(rate, tl.float32)
@@ -49,27 +50,28 @@ def gradient_kernel(
     column = begin + tl.arange(0, TILE.block)[None, :]
     columns, stride = multiple(columns, ALIGNED), multiple(stride, ALIGNED)
     there = inside[:, None] & (column < columns)
-    constants = buffer + 1 + row * parts * (3 * K + 2)
+    constants = buffer + 1 + row * parts * (2 * ENTRIES + K + 2)
+    of_tail = constants + 2 * ENTRIES
 
-    slope = tl.load(constants + 3 * K + 1, inside, 0.0)
+    slope = tl.load(of_tail + K + 1, inside, 0.0)
     scale = tl.load(outgoing + row * outgoing_stride, inside, 0.0).to(tl.float64)
     if TILE.reduction == "mean":
         scale = scale / tl.load(buffer)
     alive = slope != 0
     scale = tl.where(alive, scale, 0.0)
-    threshold = tl.load(constants + 3 * K, inside, 0.0).to(tl.float32)
+    threshold = tl.load(of_tail + K, inside, 0.0).to(tl.float32)
     line = problem.scores + row[:, None] * tl.cast(stride, tl.int64)
     x = tl.load(line + column, there, float("-inf")).to(tl.float32)
     u = relative(x, threshold[:, None], rate, PRECISION)
-    value = tl.where(alive[:, None], polynomial(u, constants, inside, scale, K), 0.0)
+    value = tl.where(alive[:, None], polynomial(u, of_tail - 2 * K, inside, scale, K), 0.0)
     out = gradient + row[:, None] * tl.cast(columns, tl.int64)
     tl.store(out + column, value, there)
 
     tl.debug_barrier()
     end = tl.minimum(begin + TILE.block, columns)
     slots = tl.arange(0, TILE.slots)[None, :]
-    kept = inside[:, None] & (slots < K)
-    place = tl.load(constants[:, None] + K + slots, kept, -1.0).to(tl.int32)
+    kept = inside[:, None] & (slots < ENTRIES)
+    place = tl.load(constants[:, None] + ENTRIES + slots, kept, -1.0).to(tl.int32)
     here = (place >= begin) & (place < end)
     of_head = tl.load(constants[:, None] + slots, here, 0.0) * scale[:, None]
     tl.store(out + place, of_head, here)

@@ -1,4 +1,4 @@
-"""The smooth top-k loss up to k = 32 on a GPU, and what launches of all kernels share.
+"""The smooth top-k loss up to k = 10 on a GPU, and what launches of all kernels share.
 
 The forward pass reads the scores once, for the states of rows (``row_state.py``), and turns these
 into losses and the constants of their gradients (``row_constants.py``), in one launch where the
@@ -114,10 +114,12 @@ def rows_of(
     labels: Tensor | None = None,
     margins: Tensor | None = None,
     weight: Tensor | None = None,
+    chances: Tensor | None = None,
 ) -> Problem:
     """What kernels read, each row in one piece; scores alone may begin anywhere in memory."""
     whole = scores if scores.stride(1) == 1 else scores.contiguous()
-    return Problem(whole, *(t if t is None else _aligned(t) for t in (labels, margins, weight)))
+    others = (labels, margins, weight, chances)
+    return Problem(whole, *(t if t is None else _aligned(t) for t in others))
 
 
 def _aligned(tensor: Tensor) -> Tensor:

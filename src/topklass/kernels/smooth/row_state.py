@@ -28,11 +28,13 @@ class Problem(NamedTuple):
     scores: Any
     """(R, n), contiguous rows."""
     labels: Any = None
-    """(R), int64."""
+    """(R), or (R, m) where rows have several, int64."""
     margins: Any = None
     """(n), float32."""
     weights: Any = None
     """(n), float32."""
+    chances: Any = None
+    """(R, m) where rows have several labels: how much each of them counts, float32."""
 
 
 class Shape(NamedTuple):
@@ -64,6 +66,11 @@ class Tile:
     reads: bool = False
     """Whether the second kernel also does the work of the first."""
     reduction: str = "none"
+
+    @property
+    def entries(self) -> int:
+        """Scores of a row whose slopes are known one by one; of labels see the kernels."""
+        return self.k
 
 
 @triton.jit

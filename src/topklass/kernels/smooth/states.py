@@ -1,7 +1,7 @@
 """The states of rows for others to merge, and the gradient that comes back for them.
 
 Both by the kernels of the smooth loss; of :mod:`topklass.reference.row_states`, which has the same
-two functions, see there.
+two functions for rows in one piece, see there.
 """
 
 import torch
@@ -13,31 +13,16 @@ from topklass.kernels.smooth import launch
 def read_states(
     scores: Tensor, labels: Tensor, k: int, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads, their classes and power sums of (R, n) scores without their labels, (R, k) each."""
+    """Heads, their classes and power sums of the pieces of rows without their labels, (R, P, k)."""
     problem = launch.rows_of(scores, labels.squeeze(1).contiguous())
     tiles = launch.plan(*scores.shape, launch.alignment(problem.scores), k)
     buffer = launch.new_buffer(scores, k)
     launch.read_states(problem, buffer, temperature, tiles)
     rows, size = scores.shape[0] * tiles.parts, 3 * k + 2
     states = buffer[1 : 1 + rows * size].view(scores.shape[0], tiles.parts, size)
-    heads, places, sums, threshold = states.split((k, k, k, 2), 2)
-    return _merged(heads, places, sums, threshold[..., 0], temperature)
-
-
-def _merged(
-    heads: Tensor, places: Tensor, sums: Tensor, thresholds: Tensor, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One state for the pieces of a row, (R, P, k) each, with heads in descending order."""
-    k = heads.shape[2]
-    every = heads.flatten(1)
-    top, chosen = every.topk(k, 1)
-    threshold = top[:, -1:].clamp(min=torch.finfo(torch.float32).min)
-    degree = torch.arange(1, k + 1, device=heads.device).unsqueeze(1)
-    joined = (every.scatter(1, chosen, -torch.inf) - threshold).div_(temperature)
-    fall = (thresholds - threshold).div_(temperature)
-    total = (joined.unsqueeze(1) * degree).exp_().sum(2)
-    total += (sums * (fall.unsqueeze(1) * degree).exp_().transpose(1, 2)).sum(1)
-    return top, places.flatten(1).gather(1, chosen).long(), total
+    heads, places, sums, _ = states.split((k, k, k, 2), 2)
+    heads, order = heads.sort(2, descending=True)
+    return heads, places.gather(2, order).long(), sums
 
 
 def write_gradient(
