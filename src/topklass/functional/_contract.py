@@ -38,6 +38,8 @@ from topklass._transforms import (
     plain_backward,
     spread_nan,
 )
+from topklass.reference.every_label import Weights, expected_loss, serves
+from topklass.reference.every_label_rows import Lists
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows
@@ -61,6 +63,10 @@ class RowLoss:
     def cost(self) -> int:
         """What the losses of every label keep for each score, see ``by_rows``."""
         return 8
+
+    def lists(self) -> Lists | None:
+        """The loss as one of random lists, if it is one."""
+        return None
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
@@ -252,9 +258,12 @@ def _with_indices(
         losses = losses if weights is None else losses * weights
     else:
         spread = options.label_smoothing / scores.shape[1]
-        chances = torch.full_like(scores, spread, dtype=working_dtype(scores.dtype))
-        own = torch.full_like(chances[:, :1], 1 - options.label_smoothing + spread)
-        losses = _over_every_class(loss, scores, chances.scatter(1, labels, own), weight)
+        own = 1 - options.label_smoothing
+        if weight is None or weights is None:
+            chances = Weights(spread, labels, own)
+        else:
+            chances = Weights((working(weight) * spread).unsqueeze(0), labels, weights * own)
+        losses = _over_every_class(loss, scores, chances)
     if ignored is None:
         return losses, None if weights is None else weights.sum()
     counted = torch.ones_like(losses) if weights is None else weights
@@ -266,7 +275,9 @@ def _with_probabilities(loss: RowLoss, scores: Tensor, chances: Tensor, options:
     chances, smoothing = working(chances), options.label_smoothing
     if smoothing:
         chances = chances * (1 - smoothing) + smoothing / scores.shape[1]
-    return _over_every_class(loss, scores, chances, options.weight)
+    if options.weight is not None:
+        chances = chances * working(options.weight)
+    return _over_every_class(loss, scores, Weights(chances))
 
 
 def _with_few_classes(
@@ -290,19 +301,23 @@ def _expected(losses: Tensor, chances: Tensor) -> Tensor:
     return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
 
 
-def _over_every_class(
-    loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | None
-) -> Tensor:
-    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), over all classes."""
+def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor:
+    """``Σ_c w_c ℓ(s, c)``, (R, 1), over all classes."""
 
     def expected(scores: Tensor, chances: Tensor) -> Tensor:
         return _expected(loss.rows(scores, None), chances)
 
-    if weight is not None:
-        chances = chances * working(weight)
-    if loss.is_random or is_differentiated(loss.margin) or is_differentiated(chances):
-        return expected(scores, chances)
-    return by_rows(expected, scores, chances, cost=loss.cost())
+    def plain(scores: Tensor) -> Tensor:
+        chances = weights.dense(scores)
+        if loss.is_random or differentiated:
+            return expected(scores, chances)
+        return by_rows(expected, scores, chances, cost=loss.cost())
+
+    differentiated = any(map(is_differentiated, (loss.margin, weights.every, weights.own)))
+    lists = loss.lists()
+    if lists is None or differentiated or not serves(scores, lists):
+        return plain(scores)
+    return expected_loss(scores, weights, lists, plain)
 
 
 def reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:

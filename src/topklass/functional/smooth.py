@@ -18,9 +18,8 @@ from topklass.functional._contract import (
     row_targets_loss,
 )
 from topklass.operators.esp import smooth_gap
-
-LINEAR_FROM = 40.0
-"""From here on softplus(z) equals z to the last digit of float64."""
+from topklass.reference.every_label_rows import Lists
+from topklass.reference.power_sums import LINEAR_FROM
 
 
 def smooth_topk_loss(
@@ -101,6 +100,9 @@ class SmoothHinge(RowLoss):
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         gap = smooth_gap(scores, labels, self.k, self.tau)
         return self.of_gaps([gap], margin_of_label(self.margin, labels))
+
+    def lists(self) -> Lists:
+        return Lists((self.k,), (1.0,), self.temperature, self.tau, self.margin / self.tau)
 
     def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
         """By a kernel for one label after another, or by the reference for all of them."""
