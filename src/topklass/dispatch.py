@@ -33,10 +33,16 @@ class Kernel(NamedTuple):
     """Noise vectors, for families that draw them."""
     compiles: bool = True
     """Whether it serves under ``torch.compile`` and ``torch.export``."""
+    every_label: bool = False
+    """Whether it serves class probabilities and label smoothing instead of class indices alone."""
+    margins: bool = True
+    """Whether it serves margins."""
 
 
 KERNELS = {
     "smooth_topk_loss": (Kernel("smooth", 1, 32), Kernel("long_lists", 33, 1024)),
+    "smooth_topk_loss_of_every_label": (Kernel("every_label", 1, 10, every_label=True),),
+    "list_mixture_of_every_label": (Kernel("every_label", 1, 10, every_label=True, margins=False),),
     "noised_topk_loss": (Kernel("noised", 1, 63, largest_samples=32),),
     "expected_topk_loss": (Kernel("expected", 1, 63),),
     "noised_topk": (Kernel("noised", 1, 64, largest_samples=32, compiles=False),),
@@ -139,7 +145,7 @@ def find_kernel(
         _obstacle_of_device(scores.device)
         or _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
         or _obstacle_of_scores(scores, kernels[0].compiles)
-        or _obstacle_of_target(target, options)
+        or _obstacle_of_target(kernels[0], target, options)
     )
     if obstacle is None:
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
@@ -159,6 +165,10 @@ def _family(module: str) -> Any:
         from topklass.kernels import long_lists
 
         return long_lists
+    if module == "every_label":
+        from topklass.kernels import every_label
+
+        return every_label
     if module == "noised":
         from topklass.kernels import noised
 
@@ -183,16 +193,22 @@ def _obstacle_of_parameters(
         return f"samples = {samples}, only up to {last.largest_samples}"
     if is_differentiated(margin):
         return "derivatives by the margin"
+    if not last.margins and (isinstance(margin, Tensor) or margin):
+        return "margins in lists of several lengths with class probabilities or label smoothing"
     return None
 
 
-def _obstacle_of_target(target: Target | None, options: Options | None) -> str | None:
+def _obstacle_of_target(
+    kernel: Kernel, target: Target | None, options: Options | None
+) -> str | None:
     if target is None or options is None:
         return None
-    if every_class_counts(target, options):
+    if every_class_counts(target, options) and not kernel.every_label:
         return "class probabilities and label smoothing"
     if isinstance(target, SparseTarget):
-        return "a SparseTarget in one pass"
+        return "a SparseTarget " + ("in one pass", "with label smoothing")[kernel.every_label]
+    if is_differentiated(target):
+        return "derivatives by the class probabilities"
     if not (torch.compiler.is_compiling() or is_eager(target)):
         return f"a target that is a {type(target).__name__}, or is transformed"
     if is_differentiated(options.weight):

@@ -100,10 +100,10 @@ class RowLoss:
     def gradient_bytes(self, scores: Tensor, targets: Target, options: Options) -> int:
         """About how much memory :meth:`losses_and_gradient` takes for a score, itself included."""
         wide = working_dtype(scores.dtype).itemsize
-        if every_class_counts(targets, options):
-            return self.cost() * wide
         if kernel_of_targets(self, scores, targets, options) is not None:
             return scores.element_size()
+        if every_class_counts(targets, options):
+            return self.cost() * wide
         return 2 * scores.element_size() + 4 * wide
 
 
@@ -189,10 +189,12 @@ def kernel_of_targets(loss: RowLoss, scores: Tensor, targets: Target, options: O
 
 
 def for_kernel(targets: Target, options: Options) -> tuple[Tensor, Options]:
-    """Labels (R) and options as kernels take them."""
+    """Labels (R) or class probabilities (R, C), and options as kernels take them."""
     assert isinstance(targets, Tensor)
     if options.weight is not None:
         options = options._replace(weight=options.weight.float().contiguous())
+    if targets.is_floating_point():
+        return targets.contiguous(), options
     return targets.squeeze(1).contiguous(), options
 
 
@@ -226,7 +228,8 @@ class _KernelLoss(torch.autograd.Function):
         else:
 
             def plain(s: Tensor) -> Tensor:
-                return _reference(loss, s, labels.unsqueeze(1), options).float()
+                targets = labels if labels.is_floating_point() else labels.unsqueeze(1)
+                return _reference(loss, s, targets, options).float()
 
             result = plain_backward(plain, scores, grad)
         return result, None, None, None, None

@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import Options, check_k, check_margin, check_temperature
+from topklass._checks import (
+    Options,
+    check_k,
+    check_margin,
+    check_temperature,
+    every_class_counts,
+)
 from topklass._targets import Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
@@ -116,4 +122,6 @@ class SmoothHinge(RowLoss):
         return F.softplus(gaps[0] + margin, beta=1 / self.tau, threshold=LINEAR_FROM)
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
-        return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)
+        every = "_of_every_label" if every_class_counts(targets, options) else ""
+        name = f"smooth_topk_loss{every}"
+        return find_kernel(name, scores, self.k, targets, options, margin=self.margin)

@@ -19,6 +19,7 @@ from topklass._checks import (
 )
 from topklass._targets import Target
 from topklass._transforms import graph_of_its_own
+from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
     classification_loss,
@@ -185,16 +186,18 @@ class ListMixture(RowLoss):
         return self.temperature * mixed(losses, self.chances)
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
-        """None: the list of each length finds its own, and for every label there is none."""
-        if every_class_counts(targets, options):
-            first = list_of(self.lengths[0], self.margin, self.temperature)
-            first.find_kernel(scores, targets, options)
-        return None
+        """One for all lengths if every label counts; else None, each length finds its own."""
+        if not every_class_counts(targets, options):
+            return None
+        name, longest = "list_mixture_of_every_label", max(self.lengths)
+        return find_kernel(name, scores, longest, targets, options, margin=self.margin)
 
     def losses_and_gradient(
         self, scores: Tensor, targets: Target, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:
         """By the kernels of the lengths where there are, without scores in float32."""
+        if every_class_counts(targets, options):
+            return super().losses_and_gradient(scores, targets, options, outgoing)
         lists = [list_of(k, self.margin, self.temperature) for k in self.lengths]
         kernels = [each.find_kernel(scores, targets, options) for each in lists]
         if None in kernels:

@@ -187,7 +187,7 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 def _read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -> _Block:
     """First pass: leaders, tail and power sums."""
     classes, longest, temperature = scores.shape[1], max(lists.lengths), lists.temperature
-    count = leaders(longest, classes)
+    count = min(leaders(longest), classes)
     work = fused.padded(scores, count, working_dtype(scores.dtype))
     top, places = fused.largest(work, count)
     top.clamp_(min=lowest_score(work))

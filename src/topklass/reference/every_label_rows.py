@@ -29,13 +29,13 @@ class Lists(NamedTuple):
     """α, a number or one per class; several lengths have none."""
 
 
-def leaders(longest: int, classes: int) -> int:
-    """How many of the largest scores are taken out of the tail.
+def leaders(longest: int) -> int:
+    """How many of the largest scores are taken out of the tail, if there are as many.
 
     One more than the longest list: any of them may be the label. Float32 needs more of them from
     k = 7 on, see ``tests/test_every_label.py``.
     """
-    return min(longest + (1 if longest < 7 else 3), classes)
+    return longest + (1 if longest < 7 else 3)
 
 
 class Slopes(NamedTuple):
