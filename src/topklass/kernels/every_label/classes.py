@@ -70,13 +70,20 @@ def margins_of(target, column, there, numbers):
 
 
 @triton.jit
-def horner(record, inside, u, DERIVED: tl.constexpr, K: tl.constexpr):
+def load_coefficients(record, inside, K: tl.constexpr):
+    """K numbers of rows (R) in float32."""
+    result = ()
+    for m in tl.static_range(K):
+        result = result + (tl.load(record + m, inside, 0.0).to(tl.float32),)
+    return result
+
+
+@triton.jit
+def horner(c, u, DERIVED: tl.constexpr, K: tl.constexpr):
     """``Σ_m c_m u^m``, or ``Σ_m (m + 1) c_m u^m``, for coefficients of rows (R) and u of (R, B)."""
-    last = tl.load(record + K - 1, inside, 0.0).to(tl.float32)
-    value = tl.zeros(u.shape, tl.float32) + (last * K if DERIVED else last)[:, None]
+    value = tl.zeros(u.shape, tl.float32) + (c[K - 1] * K if DERIVED else c[K - 1])[:, None]
     for i in tl.static_range(1, K):
-        c = tl.load(record + K - 1 - i, inside, 0.0).to(tl.float32)
-        value = value * u + (c * (K - i) if DERIVED else c)[:, None]
+        value = value * u + (c[K - 1 - i] * (K - i) if DERIVED else c[K - 1 - i])[:, None]
     return value
 
 
@@ -110,8 +117,10 @@ def classes_kernel(
     K: tl.constexpr = LISTS.k
     M: tl.constexpr = LISTS.leaders
     ALIGNED: tl.constexpr = LISTS.aligned
+    ROWS: tl.constexpr = LISTS.rows
+    BLOCK: tl.constexpr = LISTS.block
     rate = tl.cast(numbers.rate, tl.float32)
-    row = tl.program_id(0).to(tl.int64) * LISTS.rows + tl.arange(0, LISTS.rows)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     part, parts = tl.program_id(1), tl.num_programs(1)
     record = records + 1 + row * (2 * K + 2 * M + 5)
@@ -119,15 +128,16 @@ def classes_kernel(
     first = tl.load(record + K, inside, 0.0).to(tl.float32)
     constant = tl.load(record + K + 1, inside, 0.0).to(tl.float32)
     least = tl.load(record + K + 2, inside, 0.0).to(tl.float32)
+    coefficients = load_coefficients(record, inside, K)
     line = scores + row[:, None] * tl.cast(multiple(stride, ALIGNED), tl.int64)
     start = part * piece
     end = multiple(tl.minimum(start + piece, columns), ALIGNED)
-    total = tl.zeros((LISTS.rows,), tl.float64)
+    total = tl.zeros((ROWS,), tl.float64)
     moments = ()
     for _ in tl.static_range(K):
-        moments = moments + (tl.zeros((LISTS.rows,), tl.float64),)
-    for begin in range(start, end, LISTS.block):
-        column = begin + tl.arange(0, LISTS.block)[None, :]
+        moments = moments + (tl.zeros((ROWS,), tl.float64),)
+    for begin in range(start, end, BLOCK):
+        column = begin + tl.arange(0, BLOCK)[None, :]
         there = inside[:, None] & (column < end)
         x = tl.load(line + column, there, float("nan")).to(tl.float32)
         tied = x == least[:, None]
@@ -141,7 +151,7 @@ def classes_kernel(
         w = tl.where(
             in_tail, weights_of(target, row[:, None], column, there, columns, numbers), 0.0
         )
-        h = horner(record, inside, u, False, K)
+        h = horner(coefficients, u, False, K)
         alpha, reach = margins_of(target, column, there, numbers)
         inverse, ratio = inverse_and_ratio(h, u, first, reach, LISTS.margin)
         loss = constant[:, None] + tl.log(ratio) - y * 0.6931471805599453

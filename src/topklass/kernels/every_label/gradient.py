@@ -10,6 +10,7 @@ import triton.language as tl
 from topklass.kernels.every_label.classes import (
     horner,
     inverse_and_ratio,
+    load_coefficients,
     margins_of,
     weights_of,
 )
@@ -59,11 +60,12 @@ def gradient_kernel(
     x = tl.load(scores + row[:, None] * tl.cast(stride, tl.int64) + column, there, 0.0)
     x = x.to(tl.float32)
     u = tl.exp2((x - least[:, None]) * rate)
-    h = horner(record, inside, u, False, K)
+    coefficients = load_coefficients(record, inside, K)
+    h = horner(coefficients, u, False, K)
     _, reach = margins_of(target, column, there, numbers)
     inverse, _ = inverse_and_ratio(h, u, first, reach, LISTS.margin)
     w = weights_of(target, row[:, None], column, there, columns, numbers)
-    own = inverse * horner(record, inside, u, True, K)
+    own = inverse * horner(coefficients, u, True, K)
     own = tl.where(x == float("-inf"), 0.0, own * (w * scale.to(tl.float32)[:, None]))
     d = tl.load(record + 2 * K + 2, inside, 0.0) * scale
     value = u * d.to(tl.float32)[:, None]

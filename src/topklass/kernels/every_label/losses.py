@@ -78,7 +78,8 @@ def finish_row(
     COUNT: tl.constexpr = len(LISTS.lengths)
     K: tl.constexpr = LISTS.k
     M: tl.constexpr = LISTS.leaders
-    slots = tl.arange(0, LISTS.slots)
+    SLOTS: tl.constexpr = LISTS.slots
+    slots = tl.arange(0, SLOTS)
     kept = slots < M
     present = kept & (tl.load(row.state + slots, kept, float("-inf")) != float("-inf"))
     place = tl.load(row.state + M + slots, kept, -1.0).to(tl.int32)
@@ -117,7 +118,7 @@ def finish_row(
         gaps, losses = gaps + (gap,), losses + (softplus(gap),)
     of_list = mixed(losses, LISTS)
     total += tl.sum(scaled(of_list, w), 0)
-    slopes = tl.zeros((LISTS.slots,), tl.float64)
+    slopes = tl.zeros((SLOTS,), tl.float64)
     d = ()
     for _ in tl.static_range(K):
         d = d + (tl.zeros((), tl.float64),)

@@ -72,11 +72,12 @@ def add_slopes_of_leaders(slopes, d, row, share, K: tl.constexpr, LISTS: tl.cons
     """Add the derivatives of gaps of length K, times their share (S), by leaders and tail."""
     LONGEST: tl.constexpr = LISTS.k
     M: tl.constexpr = LISTS.leaders
-    slots = tl.arange(0, LISTS.slots)
+    SLOTS: tl.constexpr = LISTS.slots
+    slots = tl.arange(0, SLOTS)
     threshold = threshold_without(row, K)
     fall = tl.exp((row.least - threshold) * row.inverse_t)
     label, other = slots[:, None], slots[None, :]
-    base, zero = threshold[:, None], tl.zeros((LISTS.slots, LISTS.slots), tl.float64)
+    base, zero = threshold[:, None], tl.zeros((SLOTS, SLOTS), tl.float64)
     tail = seen_from(row.q, fall[:, None] + zero, K)
     product = without(row, tail, base, label, other, K, LISTS)
     a, b = factor(leader(row.state, other, M), base, row.inverse_t)
@@ -122,10 +123,11 @@ def add_slopes_through_tail(
 ):
     """Add what derivatives by the ``C_m`` mean for leaders and tail, for the length K."""
     LONGEST: tl.constexpr = LISTS.k
-    slots = tl.arange(0, LISTS.slots)
+    SLOTS: tl.constexpr = LISTS.slots
+    slots = tl.arange(0, SLOTS)
     own = at_rank(row, K - 1)
     fall = tl.exp((row.least - own) * row.inverse_t)
-    tail = seen_from(row.q, fall + tl.zeros((LISTS.slots,), tl.float64), K)
+    tail = seen_from(row.q, fall + tl.zeros((SLOTS,), tl.float64), K)
     product = without(row, tail, own, slots, slots, K, LISTS)
     a, b = factor(row.h, own, row.inverse_t)
     s = (tl.sum(tl.where(slots == 0, a * product[0], 0.0), 0),)
