@@ -130,23 +130,3 @@ def test_second_derivatives():
         with topklass.use_backend("reference"):
             expected = torch.autograd.functional.hessian(smoothed, scores)
         torch.testing.assert_close(hessian, expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "obstacle"),
-    [
-        ({"k": 11}, "k = 11, only up to 10"),
-        ({"k": {1: 1.0, 11: 1.0}}, "k = 11, only up to 10"),
-        ({"k": {1: 1.0, 3: 1.0}, "margin": 0.5}, "margins in lists of several lengths"),
-    ],
-)
-def test_what_kernels_refuse(options, obstacle):
-    scores, target = torch.randn(2, 20), torch.tensor([1, 2])
-    with pytest.raises(RuntimeError, match=obstacle):
-        topk_cross_entropy(scores, target, label_smoothing=0.1, **options)
-    sparse = topklass.SparseTarget(target.unsqueeze(1), torch.ones(2, 1))
-    with pytest.raises(RuntimeError, match="a SparseTarget with label smoothing"):
-        topk_cross_entropy(scores, sparse, label_smoothing=0.1)
-    chances = torch.softmax(scores, 1).requires_grad_()
-    with pytest.raises(RuntimeError, match="derivatives by the class probabilities"):
-        topk_cross_entropy(scores, chances)

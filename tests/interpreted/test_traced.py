@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
+from topklass._lists import Lists
 from topklass.kernels import every_label, expected, long_lists, noised, smooth
-from topklass.reference.every_label_rows import Lists
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 N = 7

@@ -23,6 +23,7 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
+from topklass._lists import Lists
 from topklass._targets import (
     SparseTarget,
     Target,
@@ -39,7 +40,6 @@ from topklass._transforms import (
     spread_nan,
 )
 from topklass.reference.every_label import Weights, expected_loss, serves
-from topklass.reference.every_label_rows import Lists
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows

@@ -15,6 +15,7 @@ from topklass._checks import (
     check_temperature,
     every_class_counts,
 )
+from topklass._lists import Lists
 from topklass._targets import Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
@@ -24,7 +25,6 @@ from topklass.functional._contract import (
     row_targets_loss,
 )
 from topklass.operators.esp import smooth_gap
-from topklass.reference.every_label_rows import Lists
 from topklass.reference.power_sums import LINEAR_FROM
 
 

@@ -17,6 +17,7 @@ from topklass._checks import (
     every_class_counts,
     is_number,
 )
+from topklass._lists import Lists
 from topklass._targets import Target
 from topklass._transforms import graph_of_its_own
 from topklass.dispatch import find_kernel
@@ -27,7 +28,7 @@ from topklass.functional._contract import (
     working,
 )
 from topklass.functional.smooth import SmoothHinge
-from topklass.reference.every_label_rows import Lists, mixed
+from topklass.reference.every_label_rows import mixed
 
 Lengths = int | Mapping[int, float] | Sequence[float]
 """One length of the list, weights of several lengths, or the weights of the lengths 1, 2, …"""

@@ -27,13 +27,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from topklass._lists import Lists, leaders
 from topklass._transforms import can_read_values, needs_plain_backward, plain_backward
 from topklass.reference import fused
 from topklass.reference.every_label_rows import (
-    Lists,
     Slopes,
     Tail,
-    leaders,
     losses_of_leaders,
     marginals_of_tail,
     slopes_through_tail,

@@ -11,31 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from topklass._lists import Lists
 from topklass.reference import fused
 from topklass.reference.power_sums import LINEAR_FROM
-
-
-class Lists(NamedTuple):
-    """Random lists with random lengths, and what is asked of the label's probability."""
-
-    lengths: tuple[int, ...]
-    chances: tuple[float, ...]
-    """Of the lengths."""
-    temperature: float
-    """T, what scores are divided by."""
-    scale: float
-    """What the loss is multiplied by."""
-    margin: float | Tensor
-    """α, a number or one per class; several lengths have none."""
-
-
-def leaders(longest: int) -> int:
-    """How many of the largest scores are taken out of the tail, if there are as many.
-
-    One more than the longest list: any of them may be the label. Float32 needs more of them from
-    k = 7 on, see ``tests/test_every_label.py``.
-    """
-    return longest + (1 if longest < 7 else 3)
 
 
 class Slopes(NamedTuple):

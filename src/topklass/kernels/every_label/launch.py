@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
+from topklass._lists import Lists, leaders
 from topklass.kernels.every_label.classes import Numbers, Target, classes_kernel
 from topklass.kernels.every_label.gradient import gradient_kernel
 from topklass.kernels.every_label.losses import losses_kernel
 from topklass.kernels.every_label.marginals import marginals_kernel
-from topklass.kernels.every_label.polynomials import Lists
+from topklass.kernels.every_label.polynomials import ListTile
 from topklass.kernels.smooth.launch import (
     LOG2_E,
     MOST_PROGRAMS,
@@ -42,7 +43,6 @@ from topklass.kernels.smooth.launch import (
 from topklass.kernels.smooth.launch import Plan as StatesPlan
 from topklass.kernels.smooth.row_constants import Outputs
 from topklass.kernels.smooth.row_state import Tile
-from topklass.reference import every_label_rows
 
 WIDEST = 512
 """Columns of a tile of the gradient."""
@@ -51,7 +51,7 @@ WIDEST = 512
 class ListLoss(Protocol):
     """A loss of random lists."""
 
-    def lists(self) -> every_label_rows.Lists:
+    def lists(self) -> Lists:
         """Its parameters."""
 
 
@@ -61,11 +61,11 @@ class Plan(NamedTuple):
     states: StatesPlan
     merged: Tile
     """Of the second kernel."""
-    classes: Lists
+    classes: ListTile
     """Of the third."""
-    losses: Lists
+    losses: ListTile
     """Of the fourth."""
-    gradient: Lists
+    gradient: ListTile
     """Of the fifth."""
 
 
@@ -81,12 +81,12 @@ def plan_of_lists(
 ) -> Plan:
     """Tiles for lists of some lengths."""
     longest = max(lengths)
-    count = min(every_label_rows.leaders(longest), columns)
+    count = min(leaders(longest), columns)
     slots = room_for_heads(count)
     states = plan(rows, columns, aligned, count)
     states = states._replace(states=replace(states.states, precision=0))
     merged = Tile(count, slots, 1, parts=power_of_two(states.parts))
-    lists = Lists(lengths, chances, longest, count, slots, margin, aligned=aligned)
+    lists = ListTile(lengths, chances, longest, count, slots, margin, aligned=aligned)
     wide = min(WIDEST, max(32, power_of_two(columns)))
     mean = "mean" if reduction == "mean" else "none"
     return Plan(
@@ -140,8 +140,7 @@ def _call(scores: Tensor, target: Tensor, loss: ListLoss, options: Options) -> C
 
 def new_records(scores: Tensor, longest: int) -> Tensor:
     """Room for a number, the records of rows, and two sums for each program, at most."""
-    leaders = every_label_rows.leaders(longest)
-    size = 1 + scores.shape[0] * (2 * longest + 2 * leaders + 5) + 2 * MOST_PROGRAMS
+    size = 1 + scores.shape[0] * (2 * longest + 2 * leaders(longest) + 5) + 2 * MOST_PROGRAMS
     return scores.new_empty(size, dtype=torch.float64)
 
 

@@ -15,7 +15,7 @@ from topklass.kernels.smooth.row_state import LOWEST
 
 
 @dataclass(frozen=True)
-class Lists:
+class ListTile:
     """What the kernels are compiled for; fields without meaning for one keep their defaults."""
 
     lengths: tuple[int, ...]

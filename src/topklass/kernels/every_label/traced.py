@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import Options
+from topklass._lists import Lists
 from topklass.kernels.every_label.launch import ListLoss, backward, forward, new_records
 from topklass.kernels.smooth.launch import (
     margins_and_number,
@@ -14,15 +15,14 @@ from topklass.kernels.smooth.launch import (
     new_result,
     of_no_rows,
 )
-from topklass.reference import every_label_rows
 
 
 class GivenLists(NamedTuple):
     """A loss of random lists as custom operators receive it."""
 
-    given: every_label_rows.Lists
+    given: Lists
 
-    def lists(self) -> every_label_rows.Lists:
+    def lists(self) -> Lists:
         """The parameters."""
         return self.given
 
@@ -94,7 +94,7 @@ def _given(
     """The loss, and how much labels are smoothed."""
     temperature, scale, margin, smoothing = numbers
     given = margin if margins is None else margins
-    lists = every_label_rows.Lists(tuple(lengths), tuple(chances), temperature, scale, given)
+    lists = Lists(tuple(lengths), tuple(chances), temperature, scale, given)
     return GivenLists(lists), smoothing
 
 
