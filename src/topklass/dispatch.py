@@ -88,7 +88,7 @@ _backend: ContextVar[str] = ContextVar("topklass_backend", default="auto")
 def use_backend(name: str) -> Iterator[None]:
     """Choose the implementation in this thread or task until the block ends.
 
-    Applies to the smooth loss, top-k cross-entropy, LDAM and the noised loss with class indices,
+    Applies to the smooth loss, top-k cross-entropy and LDAM, to the noised loss with class indices,
     and to the operators ``log_esp``, ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The
     other losses have one implementation. Functions compiled by ``torch.compile`` do not see it, nor
     does what a backward pass on CUDA computes again in autograd's own threads: they always choose
