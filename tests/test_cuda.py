@@ -37,7 +37,8 @@ def run(loss: Loss, device: str, dtype: torch.dtype, kind: str, k: int) -> list[
     arguments = {n: to(v, device) for n, v in arguments.items()}
     weight = torch.linspace(0.5, 2, CLASSES, device=device)
     target = target.to(device) if isinstance(target, Tensor) else target
-    value = loss.function(input, target, weight=weight, **arguments)
+    smoothing = 0.1 if kind == "smoothed" else 0.0
+    value = loss.function(input, target, weight=weight, label_smoothing=smoothing, **arguments)
     value.backward()
     return [value.detach().cpu().float(), input.grad.cpu().float()]
 
@@ -47,7 +48,7 @@ def to(value: object, device: str) -> object:
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 40])
-@pytest.mark.parametrize("kind", ["indices", "probabilities", "few"])
+@pytest.mark.parametrize("kind", ["indices", "smoothed", "probabilities", "few"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_same_as_cpu(loss, dtype, kind, k):

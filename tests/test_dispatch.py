@@ -14,6 +14,7 @@ from topklass import dispatch
 from topklass.functional import noised_topk_loss, smooth_topk_loss, topk_cross_entropy
 
 LOGITS, TARGET = torch.randn(3, 40), torch.tensor([0, 1, 2])
+SPARSE = topklass.SparseTarget(TARGET.unsqueeze(1), torch.ones(3, 1))
 
 
 def refused(match: str) -> AbstractContextManager[object]:
@@ -53,8 +54,8 @@ def test_no_kernels_for_the_cpu(function):
     [
         ("float64", {"logits": LOGITS.double()}),
         ("k = 1025", {"logits": torch.zeros(3, 1030), "k": 1025}),
-        ("probabilities", {"target": LOGITS.softmax(1)}),
-        ("label smoothing", {"label_smoothing": 0.1}),
+        ("k = 11, only up to 10", {"target": LOGITS.softmax(1), "k": 11}),
+        ("derivatives by the class prob", {"target": LOGITS.softmax(1).requires_grad_()}),
         ("margin", {"margin": torch.ones(40, requires_grad=True)}),
         ("weight", {"weight": torch.ones(40, requires_grad=True)}),
         ("ignore_index", {"ignore_index": -(2**40)}),
@@ -67,12 +68,18 @@ def test_what_the_smooth_loss_has_no_kernel_for(match, arguments, kernels_demand
         smooth_topk_loss(**({"logits": LOGITS, "target": TARGET} | arguments))
 
 
-@pytest.mark.parametrize("k", [2, {1: 0.5, 5: 0.5}], ids=str)
-def test_no_kernels_for_every_label_of_lists(k, kernels_demanded):
-    with refused("probabilities"):
-        topk_cross_entropy(LOGITS, LOGITS.softmax(1), k)
-    with refused("label smoothing"):
-        topk_cross_entropy(LOGITS, TARGET, k, label_smoothing=0.1)
+@pytest.mark.parametrize(
+    ("match", "arguments"),
+    [
+        ("k = 11, only up to 10", {"k": 11}),
+        ("k = 11, only up to 10", {"k": {1: 0.5, 11: 0.5}}),
+        ("margins in lists of several lengths", {"k": {1: 0.5, 5: 0.5}, "margin": 0.5}),
+        ("a SparseTarget with label smoothing", {"target": SPARSE}),
+    ],
+)
+def test_what_label_smoothing_has_no_kernel_for(match, arguments, kernels_demanded):
+    with refused(match):
+        topk_cross_entropy(LOGITS, **({"target": TARGET, "label_smoothing": 0.1} | arguments))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward mode

@@ -232,6 +232,39 @@ def test_long_lists(capability, case, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
+@cases(
+    quick=[],
+    thorough=[
+        ("new", {1: 0.2, 5: 0.8}, 64, 1000, fp32, "labels"),
+        ("old", {1: 0.2, 5: 0.8}, 8, 33_000, bf16, "labels weight"),
+        ("both", {1: 1.0}, 256, 100, fp16, "labels"),
+        ("both", {5: 1.0}, 8192, 32_000, fp32, "labels margin"),
+        ("both", {10: 1.0}, 8, 33_000, fp32, "chances margin weight"),
+        ("new", {3: 0.5, 10: 0.5}, 65_536, 1000, fp32, "chances"),
+    ],
+)
+def test_every_label(capability, case, launches, tmp_path):
+    every_label(*case)
+    assert len(launches) == 5
+    check(launches, capability, tmp_path)
+
+
+def every_label(k: dict[int, float], rows: int, n: int, dtype: torch.dtype, given: str) -> None:
+    """Label smoothing, or class probabilities, and the gradient."""
+    from topklass._checks import Options as AllOptions
+    from topklass.functional.topk_cross_entropy import ListMixture
+    from topklass.kernels.every_label import launch as family
+
+    each = {name: torch.empty(n, device="meta") for name in ("margin", "weight") if name in given}
+    lists = ListMixture(tuple(k), tuple(k.values()), 1.0, each.get("margin", 0.0))
+    labels = torch.empty(rows, dtype=torch.int64, device="meta")
+    target = labels if "labels" in given else scores(rows, n, torch.float32)
+    options = AllOptions(each.get("weight"), -100, "mean", 0.1)
+    value, saved = family.forward(scores(rows, n, dtype), target, lists, options, True)
+    logits = scores(rows, n, dtype)
+    family.backward(torch.empty_like(value), logits, target, saved, lists, options)
+
+
 @slow
 def test_scores_that_are_not_aligned(launches):
     from topklass.kernels.smooth import launch as family

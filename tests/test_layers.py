@@ -34,7 +34,7 @@ LAYERS = [
     ["_collectives"],
     ["_targets"],
     ["_checks"],
-    ["_transforms", "_extras", "_files"],
+    ["_transforms", "_extras", "_files", "_lists"],
 ]
 HEIGHT = {layer: -row for row, layers in enumerate(LAYERS) for layer in layers}
 

@@ -35,6 +35,10 @@ class Kernel(NamedTuple):
     """Classes that a :class:`topklass.SparseTarget` may name for a row."""
     compiles: bool = True
     """Whether it serves under ``torch.compile`` and ``torch.export``."""
+    every_label: bool = False
+    """Whether it serves class probabilities and label smoothing instead of class indices alone."""
+    margins: bool = True
+    """Whether it serves margins."""
 
 
 KERNELS = {
@@ -44,6 +48,8 @@ KERNELS = {
         Kernel("long_lists", 33, 1024),
     ),
     "smooth_topk_loss_of_few_classes": (Kernel("wide", 1, 32, largest_labels=16, compiles=False),),
+    "smooth_topk_loss_of_every_label": (Kernel("every_label", 1, 10, every_label=True),),
+    "list_mixture_of_every_label": (Kernel("every_label", 1, 10, every_label=True, margins=False),),
     "noised_topk_loss": (Kernel("noised", 1, 63, largest_samples=32),),
     "expected_topk_loss": (Kernel("expected", 1, 63),),
     "noised_topk": (Kernel("noised", 1, 64, largest_samples=32, compiles=False),),
@@ -89,11 +95,11 @@ _backend: ContextVar[str] = ContextVar("topklass_backend", default="auto")
 def use_backend(name: str) -> Iterator[None]:
     """Choose the implementation in this thread or task until the block ends.
 
-    Applies to the smooth loss, top-k cross-entropy, LDAM and the noised loss with class indices, to
-    the first two with a :class:`topklass.SparseTarget`, and to the operators ``log_esp``,
-    ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The other losses have one
-    implementation. Functions compiled by ``torch.compile`` do not see it, nor does what a backward
-    pass on CUDA computes again in autograd's own threads: they always choose automatically.
+    Applies to the smooth loss, top-k cross-entropy and LDAM, to the noised loss with class indices,
+    and to the operators ``log_esp``, ``topk_marginals``, ``noised_topk`` and ``expected_topk``. The
+    other losses have one implementation. Functions compiled by ``torch.compile`` do not see it, nor
+    does what a backward pass on CUDA computes again in autograd's own threads: they always choose
+    automatically.
 
     Args:
         name: ``"auto"``: kernels where they serve (the default); ``"reference"``: plain PyTorch;
@@ -148,7 +154,7 @@ def find_kernel(
         _obstacle_of_device(scores.device)
         or _obstacle_of_parameters(kernels[-1], k, margin, samples, noise)
         or _obstacle_of_scores(scores, kernels[0].compiles)
-        or _obstacle_of_target(kernels[-1], target, options)
+        or _obstacle_of_target(kernels[0], target, options)
     )
     if obstacle is None:
         module = next(each.module for each in kernels if each.smallest_k <= k <= each.largest_k)
@@ -172,6 +178,10 @@ def _family(module: str) -> Any:
         from topklass.kernels import long_lists
 
         return long_lists
+    if module == "every_label":
+        from topklass.kernels import every_label
+
+        return every_label
     if module == "noised":
         from topklass.kernels import noised
 
@@ -196,21 +206,27 @@ def _obstacle_of_parameters(
         return f"samples = {samples}, only up to {last.largest_samples}"
     if is_differentiated(margin):
         return "derivatives by the margin"
+    if not last.margins and (isinstance(margin, Tensor) or margin):
+        return "margins in lists of several lengths with class probabilities or label smoothing"
     return None
 
 
-def _obstacle_of_target(last: Kernel, target: Target | None, options: Options | None) -> str | None:
+def _obstacle_of_target(
+    kernel: Kernel, target: Target | None, options: Options | None
+) -> str | None:
     if target is None or options is None:
         return None
-    if every_class_counts(target, options):
+    if every_class_counts(target, options) and not kernel.every_label:
         return "class probabilities and label smoothing"
     tensors = target if isinstance(target, SparseTarget) else (target,)
     if isinstance(target, SparseTarget):
-        if not 1 <= target.indices.shape[1] <= last.largest_labels:
+        if kernel.every_label:
+            return "a SparseTarget with label smoothing"
+        if not 1 <= target.indices.shape[1] <= kernel.largest_labels:
             return f"{target.indices.shape[1]} classes of a SparseTarget in one pass"
-        if is_differentiated(target.weights):
-            return "derivatives by the weights of a SparseTarget"
     for tensor in tensors:
+        if is_differentiated(tensor):
+            return "derivatives by the class probabilities"
         if not (torch.compiler.is_compiling() or is_eager(tensor)):
             return f"a target that is a {type(tensor).__name__}, or is transformed"
     if is_differentiated(options.weight):

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from topklass.kernels import expected, long_lists, noised, smooth
+from topklass._lists import Lists
+from topklass.kernels import every_label, expected, long_lists, noised, smooth
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 N = 7
@@ -25,16 +26,20 @@ class Loss(NamedTuple):
     scale: float = 2.0
     generator: None = None
 
+    def lists(self) -> Lists:
+        return Lists((self.k,), (1.0,), self.k * self.tau, self.tau, self.margin / self.tau)
+
 
 class Options(NamedTuple):
     weight: Tensor | None = None
     ignore_index: int = -100
     reduction: str = "mean"
+    label_smoothing: float = 0.1
 
 
 each_family = pytest.mark.parametrize(
     "family",
-    [smooth, noised, pytest.param(long_lists, marks=slow), pytest.param(expected, marks=slow)],
+    [smooth, noised, *(pytest.param(f, marks=slow) for f in (long_lists, expected, every_label))],
     ids=lambda family: family.__name__.rpartition(".")[2],
 )
 
@@ -156,6 +161,10 @@ def test_opcheck(family):
         long_lists: (
             "smooth_loss_of_long_lists",
             (scores, target, None, 2, 0.7, 0.5, None, -100, "mean"),
+        ),
+        every_label: (
+            "every_label_loss",
+            (scores, target, None, None, [1, 2], [0.2, 0.8], [0.7, 2.0, 0.0, 0.1], -100, "mean"),
         ),
         noised: (
             "noised",

@@ -23,6 +23,7 @@ from topklass._checks import (
     labels_in_range,
     to_rows,
 )
+from topklass._lists import Lists
 from topklass._targets import (
     SparseTarget,
     Target,
@@ -38,6 +39,7 @@ from topklass._transforms import (
     plain_backward,
     spread_nan,
 )
+from topklass.reference.every_label import Weights, expected_loss, serves
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows
@@ -61,6 +63,10 @@ class RowLoss:
     def cost(self) -> int:
         """What the losses of every label keep for each score, see ``by_rows``."""
         return 8
+
+    def lists(self) -> Lists | None:
+        """The loss as one of random lists, if it is one."""
+        return None
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
@@ -98,10 +104,10 @@ class RowLoss:
     def gradient_bytes(self, scores: Tensor, targets: Target, options: Options) -> int:
         """About how much memory :meth:`losses_and_gradient` takes for a score, itself included."""
         wide = working_dtype(scores.dtype).itemsize
-        if every_class_counts(targets, options):
-            return self.cost() * wide
         if kernel_of_targets(self, scores, targets, options) is not None:
             return scores.element_size()
+        if every_class_counts(targets, options):
+            return self.cost() * wide
         return 2 * scores.element_size() + 4 * wide
 
 
@@ -188,12 +194,14 @@ def kernel_of_targets(loss: RowLoss, scores: Tensor, targets: Target, options: O
 
 
 def for_kernel(targets: Target, options: Options) -> tuple[Target, Options]:
-    """Labels (R), or those of a few classes, and options as kernels take them."""
+    """Labels (R), those of a few classes or class probabilities, and options for kernels."""
     if options.weight is not None:
         options = options._replace(weight=options.weight.float().contiguous())
     if isinstance(targets, SparseTarget):
         labels, chances = targets
         return SparseTarget(labels.contiguous(), chances.detach().float().contiguous()), options
+    if targets.is_floating_point():
+        return targets.contiguous(), options
     return targets.squeeze(1).contiguous(), options
 
 
@@ -230,7 +238,9 @@ class _KernelLoss(torch.autograd.Function):
         else:
 
             def plain(s: Tensor) -> Tensor:
-                given = labels.unsqueeze(1) if isinstance(labels, Tensor) else labels
+                given: Target = labels
+                if isinstance(labels, Tensor) and not labels.is_floating_point():
+                    given = labels.unsqueeze(1)
                 return _reference(loss, s, given, options).float()
 
             result = plain_backward(plain, scores, grad)
@@ -263,9 +273,12 @@ def _with_indices(
         losses = losses if weights is None else losses * weights
     else:
         spread = options.label_smoothing / scores.shape[1]
-        chances = torch.full_like(scores, spread, dtype=working_dtype(scores.dtype))
-        own = torch.full_like(chances[:, :1], 1 - options.label_smoothing + spread)
-        losses = _over_every_class(loss, scores, chances.scatter(1, labels, own), weight)
+        own = 1 - options.label_smoothing
+        if weight is None or weights is None:
+            chances = Weights(spread, labels, own)
+        else:
+            chances = Weights((working(weight) * spread).unsqueeze(0), labels, weights * own)
+        losses = _over_every_class(loss, scores, chances)
     if ignored is None:
         return losses, None if weights is None else weights.sum()
     counted = torch.ones_like(losses) if weights is None else weights
@@ -277,7 +290,9 @@ def _with_probabilities(loss: RowLoss, scores: Tensor, chances: Tensor, options:
     chances, smoothing = working(chances), options.label_smoothing
     if smoothing:
         chances = chances * (1 - smoothing) + smoothing / scores.shape[1]
-    return _over_every_class(loss, scores, chances, options.weight)
+    if options.weight is not None:
+        chances = chances * working(options.weight)
+    return _over_every_class(loss, scores, Weights(chances))
 
 
 def _with_few_classes(
@@ -301,19 +316,23 @@ def _expected(losses: Tensor, chances: Tensor) -> Tensor:
     return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
 
 
-def _over_every_class(
-    loss: RowLoss, scores: Tensor, chances: Tensor, weight: Tensor | None
-) -> Tensor:
-    """``Σ_c w_c P_c ℓ(s, c)``, (R, 1), over all classes."""
+def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor:
+    """``Σ_c w_c ℓ(s, c)``, (R, 1), over all classes."""
 
     def expected(scores: Tensor, chances: Tensor) -> Tensor:
         return _expected(loss.rows(scores, None), chances)
 
-    if weight is not None:
-        chances = chances * working(weight)
-    if loss.is_random or is_differentiated(loss.margin) or is_differentiated(chances):
-        return expected(scores, chances)
-    return by_rows(expected, scores, chances, cost=loss.cost())
+    def plain(scores: Tensor) -> Tensor:
+        chances = weights.dense(scores)
+        if loss.is_random or differentiated:
+            return expected(scores, chances)
+        return by_rows(expected, scores, chances, cost=loss.cost())
+
+    differentiated = any(map(is_differentiated, (loss.margin, weights.every, weights.own)))
+    lists = loss.lists()
+    if lists is None or differentiated or not serves(scores, lists):
+        return plain(scores)
+    return expected_loss(scores, weights, lists, plain)
 
 
 def reduced(losses: Tensor, total: Tensor | None, reduction: str) -> Tensor:

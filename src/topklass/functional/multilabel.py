@@ -25,8 +25,8 @@ from topklass.functional._contract import (
     result_dtype,
     working,
 )
-from topklass.functional.smooth import LINEAR_FROM
 from topklass.operators.esp import smooth_gap
+from topklass.reference.power_sums import LINEAR_FROM
 from topklass.reference.row_blocks import by_rows
 
 

@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import Options, check_k, check_margin, check_temperature
+from topklass._checks import (
+    Options,
+    check_k,
+    check_margin,
+    check_temperature,
+    every_class_counts,
+)
+from topklass._lists import Lists
 from topklass._targets import SparseTarget, Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
@@ -19,9 +26,7 @@ from topklass.functional._contract import (
 )
 from topklass.functional._few_classes import losses_of_labels
 from topklass.operators.esp import smooth_gap
-
-LINEAR_FROM = 40.0
-"""From here on softplus(z) equals z to the last digit of float64."""
+from topklass.reference.power_sums import LINEAR_FROM
 
 
 def smooth_topk_loss(
@@ -103,6 +108,9 @@ class SmoothHinge(RowLoss):
         gap = smooth_gap(scores, labels, self.k, self.tau)
         return self.of_gaps([gap], margin_of_label(self.margin, labels))
 
+    def lists(self) -> Lists:
+        return Lists((self.k,), (1.0,), self.temperature, self.tau, self.margin / self.tau)
+
     def of_labels(self, scores: Tensor, labels: Tensor) -> Tensor:
         """By a kernel for all labels or for one after another, or by the reference."""
         columns, each = torch.split(labels, 1, 1), Options(reduction="none")
@@ -120,7 +128,9 @@ class SmoothHinge(RowLoss):
         return F.softplus(gaps[0] + margin, beta=1 / self.tau, threshold=LINEAR_FROM)
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
-        return find_kernel("smooth_topk_loss", scores, self.k, targets, options, margin=self.margin)
+        every = "_of_every_label" if every_class_counts(targets, options) else ""
+        name = f"smooth_topk_loss{every}"
+        return find_kernel(name, scores, self.k, targets, options, margin=self.margin)
 
     def find_kernel_of_few(self, scores: Tensor, target: SparseTarget, options: Options) -> Any:
         return find_kernel(

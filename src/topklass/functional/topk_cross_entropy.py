@@ -17,8 +17,10 @@ from topklass._checks import (
     every_class_counts,
     is_number,
 )
+from topklass._lists import Lists
 from topklass._targets import SparseTarget, Target
 from topklass._transforms import graph_of_its_own
+from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
     classification_loss,
@@ -26,6 +28,7 @@ from topklass.functional._contract import (
     working,
 )
 from topklass.functional.smooth import SmoothHinge
+from topklass.reference.every_label_rows import mixed
 
 Lengths = int | Mapping[int, float] | Sequence[float]
 """One length of the list, weights of several lengths, or the weights of the lengths 1, 2, …"""
@@ -168,7 +171,10 @@ class ListMixture(RowLoss):
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
         losses = [self._of_length(k, scores, labels) for k in self.lengths]
-        return self.temperature * _mixed(losses, self.chances)
+        return self.temperature * mixed(losses, self.chances)
+
+    def lists(self) -> Lists:
+        return Lists(self.lengths, self.chances, self.temperature, self.temperature, self.margin)
 
     def of_gaps(self, gaps: Sequence[Tensor], margin: float | Tensor) -> Tensor:
         """The loss from the gap of each list and the margins of the labels."""
@@ -178,22 +184,22 @@ class ListMixture(RowLoss):
             for k, gap in lists
             for smooth in [list_of(k, margin, self.temperature)]
         ]
-        return self.temperature * _mixed(losses, self.chances)
+        return self.temperature * mixed(losses, self.chances)
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
-        """None: the list of each length finds its own, and for every label there is none."""
-        if every_class_counts(targets, options):
-            first = list_of(self.lengths[0], self.margin, self.temperature)
-            first.find_kernel(scores, targets, options)
-        return None
+        """One for all lengths if every label counts; else None, each length finds its own."""
+        if not every_class_counts(targets, options):
+            return None
+        name, longest = "list_mixture_of_every_label", max(self.lengths)
+        return find_kernel(name, scores, longest, targets, options, margin=self.margin)
 
     def losses_and_gradient(
         self, scores: Tensor, targets: Target, options: Options, outgoing: Tensor
     ) -> tuple[Tensor, Tensor]:
         """By the kernels of the lengths where there are, without scores in float32."""
-        lists = [list_of(k, self.margin, self.temperature) for k in self.lengths]
-        if isinstance(targets, SparseTarget):
+        if isinstance(targets, SparseTarget) or every_class_counts(targets, options):
             return super().losses_and_gradient(scores, targets, options, outgoing)
+        lists = [list_of(k, self.margin, self.temperature) for k in self.lengths]
         kernels = [each.find_kernel(scores, targets, options) for each in lists]
         if None in kernels:
             return super().losses_and_gradient(scores, targets, options, outgoing)
@@ -208,7 +214,7 @@ class ListMixture(RowLoss):
         with graph_of_its_own():
             leaves = [losses.unsqueeze(1).requires_grad_() for losses, _ in parts]
             scaled = [k / self.temperature * x for k, x in zip(self.lengths, leaves, strict=True)]
-            losses = self.temperature * _mixed(scaled, self.chances).squeeze(1)
+            losses = self.temperature * mixed(scaled, self.chances).squeeze(1)
             if options.weight is not None:
                 losses = losses * options.weight[labels.masked_fill(ignored, 0)]
             losses = losses.masked_fill(ignored, 0.0)
@@ -237,20 +243,3 @@ class ListMixture(RowLoss):
         smooth = list_of(k, self.margin, self.temperature)
         losses = smooth.rows(scores, None) if labels is None else smooth.of_labels(scores, labels)
         return k / self.temperature * losses
-
-
-def _mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:
-    """``−log Σ_k P_k e^{−ℓ_k}``, to the last digits of losses near 0 and of small chances.
-
-    The least loss is taken out of the sum, and what is left is at most 1. For an absent label every
-    loss is +inf: so is the result, with gradient 0.
-    """
-    least = torch.stack(losses).amin(0).detach()
-    absent = least == inf
-    falls = [(least - loss).masked_fill(absent, 0.0) for loss in losses]
-    pairs = list(zip(chances, falls, strict=True))
-    kept = torch.stack([p * fall.exp() for p, fall in pairs]).sum(0)
-    change = torch.stack([p * torch.expm1(fall) for p, fall in pairs]).sum(0)
-    near = change > -0.5
-    log_kept = torch.where(near, change.masked_fill(~near, 0.0).log1p(), kept.log())
-    return least - log_kept

@@ -49,7 +49,7 @@ class _SmoothGap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
         states, tails = [], []
-        step = _block_rows(scores)
+        step = block_rows(scores)
         powers = scores.new_empty(0, dtype=working_dtype(scores.dtype))  # one for all blocks
         for start in range(0, max(1, len(scores)), step):
             rows = slice(start, start + step)
@@ -62,7 +62,7 @@ class _SmoothGap(torch.autograd.Function):
         label = scores.gather(1, labels).to(wide)
         rivals = power_sums.rivals_of_labels(all_top.to(wide), all_sums, label, labels, k * tau)
         top, sums = (each.flatten(0, 1).t().contiguous() for each in rivals[:2])  # one per label
-        ratio, slopes = _constants(top, sums, k * tau, ctx.needs_input_grad[0])
+        ratio, slopes = constants(top, sums, k * tau, ctx.needs_input_grad[0])
         gap = (top[k - 1] - label.flatten()).div_(k).add_(ratio.log_(), alpha=tau)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(scores, labels, places, slopes, *rivals[2:], *tails)
@@ -90,12 +90,12 @@ class _SmoothGap(torch.autograd.Function):
         most = torch.finfo(dtype).max / 4
         tail, top, of_label = tail.clamp(-most, most).to(dtype), top.to(dtype), of_label.to(dtype)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        step = _block_rows(scores)
+        step = block_rows(scores)
         for start, u in zip(range(0, max(1, len(scores)), step), tails, strict=True):
             rows = slice(start, start + step)
             out = result[rows]
             into = out if out.dtype == dtype else None
-            value = _polynomial(tail[:, rows], u[:, : out.shape[1]], into)
+            value = polynomial(tail[:, rows], u[:, : out.shape[1]], into)
             # It is 0 at top scores and labels. Where classes are absent, slopes are 0.
             value.scatter_add_(1, places[rows], top[rows])
             value.scatter_add_(1, labels[rows], of_label[rows])
@@ -117,7 +117,7 @@ def _of_rows(slopes: Tensor, k: int, among: Tensor, fall: Tensor) -> tuple[Tenso
     return tail, of_all[:, :-count], of_all[:, -count:] + slopes[-1]
 
 
-def _block_rows(scores: Tensor) -> int:
+def block_rows(scores: Tensor) -> int:
     """Rows of a block that stays in cache; all rows on other devices."""
     rows, columns = scores.shape
     return max(1, BLOCK_ELEMENTS // max(1, columns) if scores.device.type == "cpu" else rows)
@@ -131,21 +131,27 @@ def _block_state(
     ``powers`` is scratch memory: fresh pages for every block would cost as much as the arithmetic.
     """
     kept = power_sums.kept_out(k, scores.shape[1])
-    work = _padded(scores, kept, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
-    top, places = _largest(work, kept)
+    work = padded(scores, kept, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
+    top, places = largest(work, kept)
     top.clamp_(min=power_sums.lowest_score(work))
     # An absent class may lie in the padding; the gradient of such a row is 0 anyway.
     places.clamp_(max=scores.shape[1] - 1)
     work.scatter_(1, places, -inf)
     # exp((s − t) / temperature), in base 2: more than twice as fast
     work.sub_(top[:, k - 1 : k]).mul_(LOG2_E / temperature).exp2_()
-    sums = [work.sum(1)]
-    if k > 1:
-        torch.mul(work, work, out=powers.resize_(work.shape))
-        sums.append(powers.sum(1))
-    for _ in range(k - 2):
-        sums.append(powers.mul_(work).sum(1))
-    return top, places, torch.stack(sums, 1).to(power_sums.wide_dtype(scores)), work
+    sums = sums_of_powers(work, k, powers).to(power_sums.wide_dtype(scores))
+    return top, places, sums, work
+
+
+def sums_of_powers(u: Tensor, count: int, scratch: Tensor) -> Tensor:
+    """``Σ_i u_i^j`` for j = 1..count, (R, count)."""
+    sums = [u.sum(1)]
+    if count > 1:
+        torch.mul(u, u, out=scratch.resize_(u.shape))
+        sums.append(scratch.sum(1))
+    for _ in range(count - 2):
+        sums.append(scratch.mul_(u).sum(1))
+    return torch.stack(sums, 1)
 
 
 def _is_long(columns: int, k: int) -> bool:
@@ -153,7 +159,7 @@ def _is_long(columns: int, k: int) -> bool:
     return columns >= 512 * k
 
 
-def _padded(scores: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+def padded(scores: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """A copy of (R, n) scores; long rows are padded with −inf to whole chunks."""
     rows, columns = scores.shape
     if not _is_long(columns, k):
@@ -164,7 +170,7 @@ def _padded(scores: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     return copy
 
 
-def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """``scores.topk(k, 1)`` of a padded copy: the k largest lie in the k chunks of largest maxima.
 
     The entries of a chunk are n / CHUNK apart, so that maxima are taken over whole vectors.
@@ -181,7 +187,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return heads, place // k * stride + best.gather(1, place % k)
 
 
-def _newton(sums: Tensor) -> Tensor:
+def newton(sums: Tensor) -> Tensor:
     """:func:`power_sums.newton` on (k, R)."""
     k, rows = sums.shape
     result = sums.new_zeros(k + 1, rows)
@@ -193,9 +199,7 @@ def _newton(sums: Tensor) -> Tensor:
     return result
 
 
-def _constants(
-    top: Tensor, sums: Tensor, temperature: float, wanted: bool
-) -> tuple[Tensor, Tensor]:
+def constants(top: Tensor, sums: Tensor, temperature: float, wanted: bool) -> tuple[Tensor, Tensor]:
     """``S_k / S_{k−1}`` of the rows, (R), and if wanted the gradient's constants, see _slopes.
 
     Args:
@@ -212,7 +216,7 @@ def _constants(
         threshold = some[k - 1]
         inverted = (threshold - some[:k]).div_(temperature).exp_()
         middle = (some[k:] - threshold).div_(temperature).exp_()
-        products = _products(_newton(p), middle, inverted)
+        products = products_of(newton(p), middle, inverted)
         lower, upper = products[-1, k:].unbind(0)
         ratios.append(upper / lower)
         if wanted:
@@ -220,7 +224,7 @@ def _constants(
     return torch.cat(ratios), torch.cat(slopes, 1) if wanted else top
 
 
-def _products(q: Tensor, middle: Tensor, inverted: Tensor) -> Tensor:
+def products_of(q: Tensor, middle: Tensor, inverted: Tensor) -> Tensor:
     """``Q(X)``, then with every further factor ``1 + w_l X`` and ``v_i + X``, (m + 1, k + 2, R).
 
     Each stands behind a leading 0.
@@ -243,25 +247,37 @@ def _slopes(products: Tensor, middle: Tensor, inverted: Tensor) -> Tensor:
     below = products[-1, :-1].flip(0)  # S_{k−1} … S_0, S_{−1} = 0
     torch.div(below[:k], upper, out=slopes[:k]).sub_(below[1:].div_(lower))
     slopes[1:k:2].neg_()
+    adjoint = torch.zeros_like(products[-1, 1:])
+    torch.reciprocal(upper, out=adjoint[k])
+    torch.reciprocal(lower, out=adjoint[k - 1]).neg_()
+    slopes_of_top(products, middle, inverted, adjoint, slopes[k:-1])
+    slopes[-1].fill_(-1.0)
+    return slopes
 
-    adjoints = torch.zeros_like(products)  # reverse mode; each product before a trailing 0
-    torch.reciprocal(lower, out=adjoints[-1, k - 1])
-    torch.reciprocal(upper, out=adjoints[-1, k]).neg_()
+
+def slopes_of_top(
+    products: Tensor, middle: Tensor, inverted: Tensor, adjoint: Tensor, out: Tensor
+) -> None:
+    """Derivatives by the top scores, (m, R), from those by S, (k + 1, R), in reverse mode.
+
+    Of something that depends on ratios of the ``S_j`` alone.
+    """
+    others = len(middle)
+    adjoints = torch.zeros_like(products)  # each before a trailing 0
+    adjoints[-1, :-1] = adjoint
     plain, shifted = adjoints[:, :-1].unbind(0), adjoints[:, 1:].unbind(0)
     factors = (*middle.unbind(0), *inverted.unbind(0))
     for i in range(len(factors) - 1, 0, -1):
         of_head = i >= others
         kept, moved = (shifted, plain) if of_head else (plain, shifted)
         torch.addcmul(kept[i + 1], moved[i + 1], factors[i], out=plain[i])
-    of_heads, of_middle = slopes[k : 2 * k], slopes[2 * k : -1]
+    of_heads, of_middle = out[: len(inverted)], out[len(inverted) :]
     past, before = adjoints[1:, :-1], products[:-1]
-    torch.sum(past[others:].mul_(before[others:, 1:]), 1, out=of_heads).mul_(inverted)
-    torch.sum(past[:others].mul_(before[:others, :-1]), 1, out=of_middle).mul_(middle).neg_()
-    slopes[-1].fill_(-1.0)
-    return slopes
+    torch.sum(past[others:].mul_(before[others:, 1:]), 1, out=of_heads).mul_(inverted).neg_()
+    torch.sum(past[:others].mul_(before[:others, :-1]), 1, out=of_middle).mul_(middle)
 
 
-def _polynomial(coefficients: Tensor, u: Tensor, out: Tensor | None) -> Tensor:
+def polynomial(coefficients: Tensor, u: Tensor, out: Tensor | None) -> Tensor:
     """``Σ_{j=1..k} c_j u^j`` by Horner's rule for u of (R, n) and coefficients of (k, R, 1)."""
     *others, last = coefficients.unbind(0)
     value = torch.mul(u, last, out=out)

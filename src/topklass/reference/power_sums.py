@@ -46,6 +46,9 @@ LARGEST_K_OF_LABELS = 256
 LARGEST_LOG = 690.0
 """Below the logarithm of the largest number of float64."""
 
+LINEAR_FROM = 40.0
+"""From here on softplus(z) equals z to the last digit of float64."""
+
 
 class Split(NamedTuple):
     """A row as heads and tail, both scaled by the threshold."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topklass.reference import power_sums
-from topklass.reference.fused import CHUNK, LOG2_E, _block_rows, _is_long, _largest, _polynomial
+from topklass.reference.fused import CHUNK, LOG2_E, _is_long, block_rows, largest, polynomial
 from topklass.reference.power_sums import lowest_score, power_dtype, wide_dtype, working_dtype
 
 
@@ -43,7 +43,7 @@ def read_states(
     blocks = []
     for rows in _blocks(scores):
         work = _without_labels(scores[rows], labels[rows], k)
-        heads, places = _largest(work, k)
+        heads, places = largest(work, k)
         tail = _tail(work, places, heads[:, -1:].clamp(min=lowest_score(work)), temperature)
         sums = power_sums.power_sums(tail.to(power_dtype(scores.dtype, k)), k)
         blocks.append((heads, places, sums))
@@ -74,7 +74,7 @@ def write_gradient(
     for rows in _blocks(scores):
         work = _without_labels(scores[rows], labels[rows], k)
         u = _tail(work, places[rows], threshold[rows], temperature).to(dtype)
-        value = _polynomial(coefficients[rows].t().unsqueeze(2), u, None)
+        value = polynomial(coefficients[rows].t().unsqueeze(2), u, None)
         value.scatter_(1, places[rows], of_heads[rows])
         value.scatter_(1, _columns(labels[rows], scores), of_label[rows])
         result[rows] = value[:, : scores.shape[1]]
@@ -82,7 +82,7 @@ def write_gradient(
 
 
 def _blocks(scores: Tensor) -> list[slice]:
-    step = _block_rows(scores)
+    step = block_rows(scores)
     return [slice(start, start + step) for start in range(0, max(1, len(scores)), step)]
 
 

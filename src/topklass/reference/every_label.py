@@ -1,0 +1,351 @@
+r"""Losses of every label with an analytic gradient, in row blocks: for eager calls.
+
+The expectation ``E = Σ_c w_c ℓ_c`` over all classes c as the label, with
+
+    ℓ_c = −log Σ_k P_k π_c^(k)        or        ℓ_c = softplus(α_c − logit π_c^(k))
+
+for lists of several lengths, or of one length and with a margin. As in
+:mod:`topklass.reference.power_sums`, the largest scores of a row are taken out of it, here more
+than the longest list has. They are the *leaders*, and each is left out of the row by positive
+products (``every_label_rows.py``). Of any other class
+
+    π_c = u_c Σ_m C_m (−u_c)^m,    C_m = Σ_k P_k S_{k−1−m} / S_k,    u_c = exp((s_c − t) / T)
+
+with the least leader t is one polynomial for all lengths. ``h = π / (u C_0)`` is between 1/k and 1.
+
+The gradient comes by reverse mode: with ``r = 1 / (h (1 − b π))``, ``b = 1 − e^{−α}``,
+
+    ∂ℓ/∂C_m = −r (−u)^m / C_0,        T ∂ℓ/∂s = −r Σ_m (m + 1) (C_m / C_0) (−u)^m
+
+and from the sums of the former over the row come derivatives by the S_j, and by all scores.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from topklass._lists import Lists, leaders
+from topklass._transforms import can_read_values, needs_plain_backward, plain_backward
+from topklass.reference import fused
+from topklass.reference.every_label_rows import (
+    Slopes,
+    Tail,
+    losses_of_leaders,
+    marginals_of_tail,
+    slopes_through_tail,
+)
+from topklass.reference.power_sums import (
+    LARGEST_K_IN_FLOAT32,
+    lowest_score,
+    wide_dtype,
+    working_dtype,
+)
+
+FACTORS = 16
+"""So many numbers from 1/11 to 11 have a product in float32."""
+
+
+class Weights(NamedTuple):
+    """How much classes count as labels."""
+
+    every: float | Tensor
+    """Of all classes: a number, (1, n) or (R, n)."""
+    labels: Tensor | None = None
+    """(R, 1)."""
+    own: float | Tensor = 0.0
+    """What the labels have besides: a number or (R, 1)."""
+
+    def dense(self, scores: Tensor) -> Tensor:
+        """The weight of every class, (R, n)."""
+        if isinstance(self.every, Tensor):
+            every = self.every.expand(scores.shape)
+        else:
+            every = torch.full_like(scores, self.every, dtype=working_dtype(scores.dtype))
+        if self.labels is None:
+            return every
+        return every.scatter(1, self.labels, every.gather(1, self.labels) + self.own)
+
+    def of_rows(self, rows: slice) -> float | Tensor:
+        """Those of all classes in some rows."""
+        every = self.every
+        return every[rows] if isinstance(every, Tensor) and len(every) > 1 else every
+
+    def at(self, places: Tensor) -> Tensor:
+        """Those of some classes, (R, m), in float64."""
+        wide, every = wide_dtype(places), self.every
+        if isinstance(every, Tensor):
+            every = every.expand(len(places), -1).gather(1, places).to(wide)
+        of_places = torch.as_tensor(every, dtype=wide, device=places.device).expand(places.shape)
+        return of_places if self.labels is None else of_places + self.own * (places == self.labels)
+
+
+class _Block(NamedTuple):
+    """What is known of some rows after the first pass over their scores."""
+
+    top: Tensor
+    """The leaders, (r, M)."""
+    places: Tensor
+    sums: Tensor
+    """Power sums of the tail, (r, K)."""
+    drops: Tensor
+    """``Σ_c w_c log u_c`` of the tail, (r)."""
+    u: Tensor
+    """(r, n), 0 for leaders."""
+    weights: float | Tensor
+    """Of the tail: a number, or (r, n) with 0 for leaders and absent classes."""
+
+
+def serves(scores: Tensor, lists: Lists) -> bool:
+    """Whether power sums of float32 are accurate enough, and one polynomial is enough."""
+    margin = lists.margin
+    return (
+        can_read_values(scores)
+        and scores.dtype != torch.float64
+        and max(lists.lengths) <= LARGEST_K_IN_FLOAT32
+        and (len(lists.lengths) == 1 or (not isinstance(margin, Tensor) and margin == 0))
+    )
+
+
+def expected_loss(
+    scores: Tensor, weights: Weights, lists: Lists, plain: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """``Σ_c w_c ℓ_c`` of (R, n) scores, (R, 1); ``plain`` is the same by plain operations."""
+    wanted = scores if torch.is_grad_enabled() else scores.detach()
+    result: Tensor = _ExpectedLoss.apply(wanted, weights, lists, plain)
+    return result
+
+
+class _ExpectedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, weights: Weights, lists: Lists, plain: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        wanted, step = ctx.needs_input_grad[0], fused.block_rows(scores)
+        rows = [slice(i, i + step) for i in range(0, max(1, len(scores)), step)]
+        dtype = working_dtype(scores.dtype)
+        scratch = scores.new_empty(0, dtype=dtype), scores.new_empty(0, dtype=dtype)
+        blocks = [_read(scores[each], weights.of_rows(each), lists, scratch[0]) for each in rows]
+        top, places, sums, drops = _joined([block[:4] for block in blocks])
+        top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
+        tail = marginals_of_tail(top, sums, lists)
+        passes = [
+            _over_classes(block, tail, each, lists, wanted, scratch)
+            for each, block in zip(rows, blocks, strict=True)
+        ]
+        losses, moments = _joined([each[:2] for each in passes])
+        total, slopes = _of_leaders(scores, top, sums, places, weights, lists)
+        total += losses - drops
+        of_label = torch.zeros_like(total)
+        if weights.labels is not None:
+            loss, of_label = _of_label(scores, top[-1], places, weights, lists, tail, moments)
+            total += loss
+        if wanted:
+            more = slopes_through_tail(tail, moments.t())
+            saved = (places, slopes.tail.add_(more.tail), slopes.top.add_(more.top), of_label)
+            ctx.save_for_backward(
+                scores, *saved, *(block.u for block in blocks), *(each[2] for each in passes)
+            )
+            ctx.call = weights, lists, plain, rows, [block.weights for block in blocks]
+        return (total * lists.scale).unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
+        scores, places, tail, top, of_label, *blocks = ctx.saved_tensors
+        weights, lists, plain, slices, tail_weights = ctx.call
+        if needs_plain_backward(gradient):
+            return plain_backward(plain, scores, gradient), None, None, None
+        dtype = working_dtype(scores.dtype)
+        factor = gradient.squeeze(1) * (lists.scale / lists.temperature)
+        most = torch.finfo(dtype).max / 4  # for coefficients of powers that vanish
+        coefficients = (tail * factor).clamp_(-most, most).to(dtype).unsqueeze(2)
+        of_top, of_label = (top * factor).t().to(dtype), (of_label * factor).to(dtype).unsqueeze(1)
+        minus = factor.neg().to(dtype).unsqueeze(1)
+        result = torch.empty_like(scores, memory_format=torch.contiguous_format)
+        half = len(blocks) // 2
+        for rows, u, own, w in zip(slices, blocks[:half], blocks[half:], tail_weights, strict=True):
+            out = result[rows]
+            into = out if out.dtype == dtype else None
+            value = fused.polynomial(coefficients[:, rows], u, into)
+            value.addcmul_(own, minus[rows] * (w if isinstance(w, float) else 1.0))
+            value.scatter_(1, places[rows], of_top[rows])
+            if weights.labels is not None:
+                value.scatter_add_(1, weights.labels[rows], of_label[rows])
+            if into is None:
+                out.copy_(value)
+        return result, None, None, None
+
+
+def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+
+def _read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -> _Block:
+    """First pass: leaders, tail and power sums."""
+    classes, longest, temperature = scores.shape[1], max(lists.lengths), lists.temperature
+    count = min(leaders(longest), classes)
+    work = fused.padded(scores, count, working_dtype(scores.dtype))
+    top, places = fused.largest(work, count)
+    top.clamp_(min=lowest_score(work))
+    places.clamp_(max=classes - 1)  # an absent class may lie in the padding
+    u, least = work[:, :classes], top[:, -1:]
+    u.scatter_(1, places, least.expand_as(top))
+    u.sub_(least).mul_(fused.LOG2_E / temperature)
+    weights: float | Tensor = every
+    if isinstance(every, Tensor):
+        weights = every.expand_as(u).scatter(1, places, 0.0)
+    drops = _weighted_sum(u, weights, scratch)
+    if not bool(drops.isfinite().all()):
+        weights, drops = _without_absent(scores, u, weights, places)
+    u.exp2_().scatter_(1, places, 0.0)
+    wide = wide_dtype(scores)
+    sums = fused.sums_of_powers(u, longest, scratch).to(wide)
+    return _Block(top, places, sums, drops.to(wide) / fused.LOG2_E, u, weights)
+
+
+def _weighted_sum(values: Tensor, weights: float | Tensor, scratch: Tensor) -> Tensor:
+    if not isinstance(weights, Tensor):
+        return values.sum(1).mul_(weights)
+    return torch.mul(values, weights, out=scratch.resize_(values.shape)).sum(1)
+
+
+def _without_absent(
+    scores: Tensor, logs: Tensor, weights: float | Tensor, places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weights without those of absent classes, and ``Σ_c w_c log u_c``, −inf if one had some."""
+    absent = scores == -inf
+    every = torch.as_tensor(weights, dtype=logs.dtype, device=logs.device).expand_as(logs)
+    every = every.scatter(1, places, 0.0)
+    spoilt = (absent & (every > 0)).any(1)
+    kept = every.masked_fill(absent, 0.0)
+    drops = (logs.masked_fill(absent, 0.0) * kept).sum(1)
+    return kept, drops.masked_fill(spoilt, -inf)
+
+
+def _over_classes(
+    block: _Block,
+    tail: Tail,
+    rows: slice,
+    lists: Lists,
+    wanted: bool,
+    scratch: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Second pass: losses of the tail but for ``log u``, moments, (r, K), and ``−T ∂ℓ/∂s``."""
+    u, weights, margin = block.u, block.weights, lists.margin
+    dtype, wide = u.dtype, block.sums.dtype
+    coefficients = tail.h[:, rows].to(dtype, copy=True).unsqueeze(2)
+    coefficients[1::2].neg_()
+    inverse = _horner(coefficients, u, scratch[0].resize_(u.shape))
+    other = scratch[1].resize_(u.shape)
+    if isinstance(margin, Tensor) or margin:
+        reach = torch.expm1(-torch.as_tensor(margin, dtype=wide, device=u.device)).to(dtype)
+        torch.mul(u, tail.first[rows].to(dtype).unsqueeze(1), out=other).mul_(reach)
+        torch.addcmul(torch.ones_like(coefficients[0]), other, inverse, out=other)  # 1 − b π
+        ratio = other.div_(inverse)
+        inverse.square_().mul_(ratio).reciprocal_()
+    else:
+        ratio = inverse.reciprocal_()
+    if isinstance(weights, Tensor):
+        total = weights.sum(1, dtype=wide)
+        losses = torch.log(ratio, out=other).mul_(weights).sum(1).to(wide)
+        inverse.mul_(weights)
+    else:
+        total = torch.full_like(tail.first[rows], weights * (u.shape[1] - block.top.shape[1]))
+        losses = _sum_of_logs(ratio, other).to(wide).mul_(weights)
+    losses += _margins(block, margin, total) - tail.log_first[rows] * total
+    own = u
+    if wanted:
+        degree = torch.arange(1, len(coefficients) + 1, device=u.device, dtype=dtype)
+        own = _horner(coefficients * degree.view(-1, 1, 1), u, torch.empty_like(u)).mul_(inverse)
+    moments = [inverse.sum(1).to(wide)]
+    for _ in range(len(coefficients) - 1):
+        moments.append(inverse.mul_(u).sum(1).to(wide))
+    if not isinstance(weights, Tensor):
+        moments[0].sub_(block.top.shape[1])  # leaders
+        moments = [moment.mul_(weights) for moment in moments]
+    for moment in moments[1::2]:
+        moment.neg_()
+    return losses, torch.stack(moments, 1), own
+
+
+def _margins(block: _Block, margin: float | Tensor, total: Tensor) -> Tensor:
+    """``Σ_c w_c α_c`` of the tail, (r)."""
+    if not isinstance(margin, Tensor) or margin.dim() == 0:
+        return total * margin
+    each = margin.to(total.dtype)
+    if isinstance(block.weights, Tensor):
+        return block.weights.to(total.dtype) @ each
+    return (each.sum() - each[block.places].sum(1)) * block.weights
+
+
+def _horner(coefficients: Tensor, u: Tensor, out: Tensor) -> Tensor:
+    """``Σ_m c_m u^m`` for u of (r, n) and coefficients of (K, r, 1)."""
+    *others, last = coefficients.unbind(0)
+    if not others:
+        return out.copy_(last.expand_as(u))
+    torch.mul(u, last, out=out).add_(others[-1])
+    for c in reversed(others[:-1]):
+        torch.addcmul(c, out, u, out=out)
+    return out
+
+
+def _sum_of_logs(x: Tensor, out: Tensor) -> Tensor:
+    """``Σ log x`` of (r, n) as the logarithms of products: a logarithm costs 7 multiplications."""
+    factors = 1
+    while factors < FACTORS and x.shape[1] > 1:
+        half, rest = x.shape[1] // 2, x.shape[1] - x.shape[1] // 2
+        torch.mul(x[:, :half], x[:, rest:], out=out[:, :half])
+        if rest > half:
+            out[:, half:rest] = x[:, half:rest]
+        x, factors = out[:, :rest], 2 * factors
+    return x.log().sum(1)
+
+
+def _of_leaders(
+    scores: Tensor, top: Tensor, sums: Tensor, places: Tensor, weights: Weights, lists: Lists
+) -> tuple[Tensor, Slopes]:
+    """Weighted losses of the leaders, (R), and their slopes."""
+    margin, absent = lists.margin, scores.gather(1, places).t() == -inf
+    if isinstance(margin, Tensor) and margin.dim():
+        margin = margin.to(top.dtype)[places].t()
+    w = weights.at(places).t()
+    losses, slopes = losses_of_leaders(top, sums, lists, margin, w.masked_fill(absent, 0.0))
+    losses = losses.masked_fill(absent, inf) * w
+    return losses.masked_fill_(w == 0, 0.0).sum(0), slopes
+
+
+def _of_label(
+    scores: Tensor,
+    least: Tensor,
+    places: Tensor,
+    weights: Weights,
+    lists: Lists,
+    tail: Tail,
+    moments: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of labels in the tail, (R), and T times its direct derivative by them.
+
+    Their part of the moments is added to these.
+    """
+    labels, margin = weights.labels, lists.margin
+    assert labels is not None
+    if isinstance(margin, Tensor) and margin.dim():
+        margin = margin.to(least.dtype)[labels].squeeze(1)
+    w = torch.as_tensor(weights.own, dtype=least.dtype, device=least.device)
+    w = w.expand(labels.shape).masked_fill((places == labels).any(1, keepdim=True), 0.0).squeeze(1)
+    depth = (scores.gather(1, labels).squeeze(1) - least) / lists.temperature
+    depth = depth.masked_fill(w == 0, 0.0)
+    u, count = depth.exp(), len(tail.h)
+    powers = (-u).unsqueeze(1) ** torch.arange(count, device=u.device)
+    terms = tail.h.t() * powers
+    h = terms.sum(1)
+    reach = torch.expm1(-torch.as_tensor(margin, dtype=u.dtype, device=u.device))
+    missing = 1 + reach * tail.first * u * h
+    loss = (missing / h).log() + margin - depth - tail.log_first
+    inverse = w.masked_fill(depth == -inf, 0.0) / (h * missing)
+    moments += inverse.unsqueeze(1) * powers
+    degree = torch.arange(1, count + 1, device=u.device)
+    return (loss * w).masked_fill(w == 0, 0.0), -inverse * (terms * degree).sum(1)
