@@ -26,6 +26,7 @@ def cases() -> dict[str, tuple[Tensor, int, float]]:
     absent[5:] = -inf
     return {
         "alike": (torch.zeros(N), 6, 0.3),
+        "many": (torch.zeros(600), 3, 0.3),
         "spread": (torch.linspace(-2, 2, N), 4, 1.0),
         "apart": (-torch.arange(float(N)), 3, 1.5),
         "gap": (normal + 40 * (torch.arange(N) < 2), 5, 0.7),

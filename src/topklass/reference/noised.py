@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._transforms import can_read_values, is_traced, spread_nan
+from topklass._transforms import (
+    can_read_values,
+    is_eager,
+    is_traced,
+    needs_plain_backward,
+    spread_nan,
+)
 from topklass.reference.exceedances import Noise, enough, kth_noised
 
 TOGETHER = 2**16
@@ -113,8 +119,10 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         scores, places = ctx.saved_tensors
-        counts = gradient.new_zeros(scores.shape).scatter_add(-1, places, gradient)
-        return first_order_only(counts, scores), None
+        zeros = gradient.new_zeros(scores.shape)
+        if is_eager(gradient) and not needs_plain_backward(gradient):
+            return zeros.scatter_add_(-1, places, gradient), None
+        return first_order_only(zeros.scatter_add(-1, places, gradient), scores), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:

@@ -1,5 +1,6 @@
 """The noised top-k and its loss on a GPU: no tensor of noise, sparse gradients."""
 
+from math import sqrt
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -153,6 +154,7 @@ def choose(
             room_for_samples(samples),
             block,
             together,
+            int(k + 4 * sqrt(k) + 4),
             alignment(scores),
             reduction,
         ),
