@@ -124,15 +124,15 @@ def row_heads_and_groups(line, columns, epsilon, TILE: tl.constexpr):
 @triton.jit
 def threshold(line, columns, noise, TILE: tl.constexpr):
     """A score that some more than k noised scores exceed, from a trial with evenly spread noise."""
-    most = tl.full((TILE.block,), float("-inf"), tl.float32)
-    for begin in range(0, columns, TILE.block):
-        column = begin + tl.arange(0, TILE.block)
+    most = tl.full((TILE.step,), float("-inf"), tl.float32)
+    for begin in range(0, columns, TILE.step):
+        column = begin + tl.arange(0, TILE.step)
         x = tl.load(line + column, column < columns, float("-inf")).to(tl.float32)
         most = tl.maximum(
             most, x + noise.epsilon * normal((column * GOLDEN).to(tl.uint32, bitcast=True))
         )
     keys = as_key(most)
-    lanes = tl.arange(0, TILE.block)
+    lanes = tl.arange(0, TILE.step)
     least = tl.max(keys, 0)
     for _ in range(TILE.enough - 1):
         lane = tl.min(tl.where(keys == least, lanes, NOWHERE), 0)
@@ -163,7 +163,7 @@ def take_exact(line, room, found, noise, limit, heads, places, TILE: tl.constexp
 @triton.jit
 def kth_of_many(line, room, columns, noise, TILE: tl.constexpr):
     """Key of the k-th largest score with noise in each sample, and its class."""
-    BLOCK: tl.constexpr = TILE.block
+    BLOCK: tl.constexpr = TILE.step
     limit = threshold(line, columns, noise, TILE)
     heads, places = no_heads(TILE.samples, TILE.k, TILE.slots)
     used = tl.arange(0, TILE.samples) < noise.samples
@@ -179,7 +179,7 @@ def kth_of_many(line, room, columns, noise, TILE: tl.constexpr):
             takes = ((exceeds == (turn == 0)) & (x > float("-inf"))).to(tl.int32)
             tl.store(room + found + tl.cumsum(takes, 0) - 1, column, takes > 0)
             found += tl.sum(takes, 0)
-            if (found > BLOCK) | (begin + BLOCK >= columns):
+            if (found > TILE.block) | (begin + BLOCK >= columns):
                 tl.debug_barrier()
                 heads, places = take_exact(line, room, found, noise, limit, heads, places, TILE)
                 tl.debug_barrier()

@@ -40,6 +40,8 @@ class Tile:
     """Room for the samples, a power of two and a multiple of 4."""
     block: int
     """Classes that are read together."""
+    step: int
+    """The same where many classes are near the k-th largest, and each needs more registers."""
     candidates: int
     """Those that get their noise together, at least k."""
     enough: int
