@@ -10,6 +10,8 @@ from torch import Tensor
 
 import topklass
 from topklass.functional import calibrated_topk_hinge_loss, noised_topk_loss
+from topklass.kernels.noised import launch
+from topklass.kernels.noised import loss as kernels
 
 
 def value_and_gradient(function, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +108,45 @@ def test_mean_is_that_of_the_reference(n, k):
     assert (ours.mean() - expected.mean()).abs() < 5 * error
     errors = ((shares.var(0) + leaf.grad.var(0)) / 60).sqrt()
     assert ((shares.mean(0) - leaf.grad.mean(0)).abs() <= 5 * errors + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "k", "epsilon", "rows", "enough"),
+    [
+        (torch.zeros(40), 2, 0.5, 12, 8),
+        slow(torch.zeros(300), 2, 0.5, 30, 8),
+        slow(torch.linspace(-2, 2, 48), 3, 1.0, 60, 10),
+        slow(torch.linspace(-2, 2, 48), 3, 1.0, 60, 3),
+        slow(torch.linspace(0, 30, 48), 5, 2.0, 40, 13),
+        slow(torch.linspace(-2, 2, 48), 20, 0.7, 20, 35),
+    ],
+)
+def test_law_where_many_classes_are_near(monkeypatch, scores, k, epsilon, rows, enough):
+    """Means and shares are the exact expectation and its gradient, for any threshold."""
+    monkeypatch.setattr(kernels, "MANY", 20)
+    monkeypatch.setattr(launch, "enough", lambda k: enough)
+    samples, n = 8, len(scores)
+    both = torch.cat([scores, torch.full((9,), -math.inf)]).expand(rows, -1)
+    value, shares = value_and_gradient(
+        lambda s: topklass.noised_topk(s, k, epsilon, samples, generator=generator(2)), both
+    )
+    leaf = scores.double().requires_grad_()
+    mean = topklass.expected_topk(leaf, k, epsilon)
+    mean.backward()
+    assert abs(value.mean() - mean) < 4 * value.std() / math.sqrt(rows)
+    counts, expected = samples * shares.sum(0), samples * rows * leaf.grad
+    assert (counts[n:] == 0).all()
+    deviation = (counts[:n] - expected).square() / (expected + 1e-3)
+    freedom = int((expected > 0.1).sum())
+    assert deviation[expected > 0.1].sum() < freedom + 4 * math.sqrt(2 * freedom) + 4
+    assert abs(counts.sum() - samples * rows) < 1e-3
+    assert 0.5 < value.var() / one_sample_variance(scores, k, epsilon) * samples < 2
+
+
+def one_sample_variance(scores: Tensor, k: int, epsilon: float) -> Tensor:
+    """Of the k-th largest noised score, from noise for all classes."""
+    noise = torch.randn(20_000, len(scores), generator=generator(0))
+    return (scores + epsilon * noise).topk(k).values[:, -1].var()
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,10 @@ def noised_topk(
         samples: number B of noise vectors.
         dim: the class dimension.
         noise: the noise vectors, ``scores.shape + (B,)``, which also set the number of samples;
-            drawn one after another if not given, so that no tensor of that shape is made.
-        generator: source of the noise; kernels and reference draw different numbers from it.
+            drawn if not given, mostly for the classes that can be the k-th largest, so that no
+            tensor of that shape is made.
+        generator: source of the noise. Kernels and reference draw different numbers from it, and
+            so do versions of this package.
 
     Returns:
         The scores' shape without the class dimension.

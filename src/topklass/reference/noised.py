@@ -1,11 +1,21 @@
-"""The k-th largest score under sampled noise, one noise vector after another."""
+"""The k-th largest score under sampled noise."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from topklass._transforms import is_traced, spread_nan
+from topklass._transforms import (
+    can_read_values,
+    is_eager,
+    is_traced,
+    needs_plain_backward,
+    spread_nan,
+)
+from topklass.reference.exceedances import Noise, enough, kth_noised
+
+TOGETHER = 2**16
+"""Noised scores that are made at once where rows are short."""
 
 
 def noised_topk(
@@ -16,36 +26,72 @@ def noised_topk(
     noise: Tensor | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """The k-th largest of ``scores + ε·noise``, averaged over noise vectors, (…, n) to (…).
+    """The k-th largest of ``scores + ε·noise``, averaged over noise vectors, (R, n) to (R).
 
-    Noise that is drawn needs no tensor larger than the scores.
+    Noise that is drawn needs no tensor much larger than the scores. Where values may be read, long
+    rows get noise above a threshold only.
     """
     scores = spread_nan(scores)
+    if epsilon == 0 and noise is None:
+        samples = 1
     with torch.no_grad():
-        chosen = [
-            _kth_perturbed(scores, k, epsilon, None if noise is None else noise[..., b], generator)
-            for b in range(samples)
-        ]
-        places = torch.cat([place for place, _ in chosen], -1)
-        shifts = torch.cat([shift for _, shift in chosen], -1)
+        if noise is None and epsilon > 0 and _is_large(scores, k, samples):
+            drawn = Noise(k, epsilon, samples, generator)
+            places, shifts = kth_noised(scores.detach(), drawn)
+        else:
+            places, shifts = _one_after_another(scores, k, epsilon, samples, noise, generator)
     return (_gather(scores, places) + shifts).mean(-1)
 
 
-def _kth_perturbed(
-    scores: Tensor, k: int, epsilon: float, noise: Tensor | None, generator: torch.Generator | None
+def _is_large(scores: Tensor, k: int, samples: int) -> bool:
+    """Whether noise for all classes costs more than finding those above a threshold."""
+    if not can_read_values(scores) or scores.numel() * samples <= TOGETHER:
+        return False
+    return scores.shape[1] > 8 * enough(k)
+
+
+def _one_after_another(
+    scores: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """The class that is k-th largest under one noise vector, and its noise, (…, 1) each."""
-    if noise is None and generator is None:  # with a symbolic shape randn takes no generator
-        noise = torch.randn_like(scores)
-    elif noise is None:
-        noise = torch.randn(
-            scores.shape, generator=generator, dtype=scores.dtype, device=scores.device
-        )
-    shift = epsilon * noise.to(scores.dtype)
-    top, places = (scores + shift).topk(k, dim=-1)
+    """The class that is k-th largest under each noise vector, and its noise times ε, (R, B) each.
+
+    Where values may be read, short rows get several noise vectors at once.
+    """
+    step = 1
+    if noise is None and can_read_values(scores):
+        step = max(1, TOGETHER // max(1, scores.numel()))
+    chosen = []
+    for start in range(0, samples, step):
+        few = min(step, samples - start)
+        if noise is not None:
+            vectors = noise[..., start : start + few].mT
+        else:
+            vectors = _draw(scores, few, generator)
+        chosen.append(_kth_perturbed(scores, k, epsilon * vectors.to(scores.dtype)))
+    places, shifts = zip(*chosen, strict=True)
+    return torch.cat(places, -1), torch.cat(shifts, -1)
+
+
+def _draw(scores: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """Noise vectors, (R, samples, n)."""
+    if generator is None:  # with a symbolic shape randn takes no generator
+        return torch.randn_like(scores.unsqueeze(1).expand(-1, samples, -1))
+    shape = (scores.shape[0], samples, scores.shape[1])
+    return torch.randn(shape, generator=generator, dtype=scores.dtype, device=scores.device)
+
+
+def _kth_perturbed(scores: Tensor, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """The class that is k-th largest under each shift, (R, B, n), and its shift, (R, B) each."""
+    top, places = (scores.unsqueeze(1) + shift).topk(k, dim=-1)
     last = places[..., -1:]
     # NaN sorts first, also that of noise which was given
-    return last, shift.gather(-1, last).masked_fill(top[..., :1].isnan(), float("nan"))
+    result = shift.gather(-1, last).masked_fill(top[..., :1].isnan(), float("nan"))
+    return last.squeeze(-1), result.squeeze(-1)
 
 
 def _gather(scores: Tensor, places: Tensor) -> Tensor:
@@ -73,8 +119,10 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         scores, places = ctx.saved_tensors
-        counts = gradient.new_zeros(scores.shape).scatter_add(-1, places, gradient)
-        return first_order_only(counts, scores), None
+        zeros = gradient.new_zeros(scores.shape)
+        if is_eager(gradient) and not needs_plain_backward(gradient):
+            return zeros.scatter_add_(-1, places, gradient), None
+        return first_order_only(zeros.scatter_add(-1, places, gradient), scores), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:

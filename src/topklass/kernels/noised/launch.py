@@ -1,5 +1,6 @@
 """The noised top-k and its loss on a GPU: no tensor of noise, sparse gradients."""
 
+from math import sqrt
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -28,6 +29,9 @@ from topklass.kernels.smooth.row_state import Problem
 
 FEW_ROWS = 1024
 """Up to so many, programs leave a GPU idle while they wait, and take more together."""
+
+STEP = 256
+"""Classes that are read together where many are near the k-th largest: 128 registers on sm_90."""
 
 Sampling = tuple[Tensor, Tensor, Tensor, Tensor]
 """Result, chosen classes, slopes, and a buffer that begins with the total weight."""
@@ -106,6 +110,11 @@ def tile_and_warps(rows: int, columns: int, k: int, samples: int) -> tuple[int, 
     return max(tile, room_for_heads(k)), 4 if few_rows and not few_samples else 1
 
 
+def enough(k: int) -> int:
+    """Classes that should exceed a threshold, as in the reference: k do in 99.5 % of all samples."""
+    return int(k + 3 * sqrt(k) + 2)
+
+
 def new_outputs(scores: Tensor, samples: int, reduction: str) -> Sampling:
     """Room for the result, the chosen classes, the slopes, and two sums for each program."""
     rows = scores.shape[0]
@@ -152,7 +161,9 @@ def choose(
             room_for_heads(k),
             room_for_samples(samples),
             block,
+            min(block, STEP),
             together,
+            enough(k),
             alignment(scores),
             reduction,
         ),

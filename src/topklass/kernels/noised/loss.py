@@ -4,7 +4,8 @@ Normal noise made from 24-bit uniforms is bounded, ``|z| ≤ FARTHEST``. A progr
 to find the k largest scores; the least of them with their noise, less ``ε·FARTHEST``, is a bound
 that every chosen class reaches. It reads the row once more to collect the candidates above the
 bound; only they get noise, from a counter-based generator (Philox) keyed by seed, row, class and
-sample. The chosen classes are kept for the backward pass.
+sample. Rows with many classes near the k-th largest take ``exceedances.py`` instead. The chosen
+classes are kept for the backward pass.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from topklass.kernels.noised.exceedances import MANY, kth_of_many, row_heads_and_groups
 from topklass.kernels.noised.hinge import Hinge, hinge_loss
 from topklass.kernels.noised.noise import FARTHEST, normals
 from topklass.kernels.smooth.row_constants import add_up
@@ -23,7 +25,6 @@ from topklass.kernels.smooth.row_state import (
     as_score,
     multiple,
     no_heads,
-    row_heads,
     take_heads,
 )
 
@@ -39,8 +40,12 @@ class Tile:
     """Room for the samples, a power of two and a multiple of 4."""
     block: int
     """Classes that are read together."""
+    step: int
+    """The same where many classes are near the k-th largest, and each needs more registers."""
     candidates: int
     """Those that get their noise together, at least k."""
+    enough: int
+    """Classes that should exceed a threshold, such that k do in almost every sample."""
     aligned: int
     """What divides the stride and the length of rows."""
     reduction: str
@@ -72,6 +77,8 @@ class Noise(NamedTuple):
     seed: Any
     row: Any
     epsilon: Any
+    rate: Any
+    """1/ε."""
     samples: Any
 
 
@@ -88,13 +95,12 @@ def noised_scores(line, room, start, found, noise, TILE: tl.constexpr):
 
 
 @triton.jit
-def row_bound(line, room, columns, noise, TILE: tl.constexpr):
-    """A score that every chosen class reaches, and whether some score is not a number.
+def row_bound(line, room, heads, places, noise, TILE: tl.constexpr):
+    """A score that every chosen class reaches, given the k largest scores and their classes.
 
     In no sample is the k-th largest below the least of the k largest scores with their noise.
     """
     K: tl.constexpr = TILE.k
-    heads, places, spoilt = row_heads(line, columns, TILE)
     bound = as_score(tl.min(tl.min(heads, 1), 0)) - 2 * FARTHEST * noise.epsilon
     if bound > float("-inf"):
         slots = tl.arange(0, TILE.slots)[None, :]
@@ -106,7 +112,7 @@ def row_bound(line, room, columns, noise, TILE: tl.constexpr):
         least = tl.min(tl.min(tl.where(used, noised, float("inf")), 1), 0)
         bound = tl.maximum(bound, least - FARTHEST * noise.epsilon)
         tl.debug_barrier()
-    return bound, spoilt
+    return bound
 
 
 @triton.jit
@@ -189,6 +195,7 @@ def noised_kernel(
     """The average k-th largest noised score of every ``programs``-th row; with labels the loss."""
     ALIGNED: tl.constexpr = TILE.aligned
     epsilon = tl.cast(numbers.epsilon, tl.float32)
+    rate = 1.0 / tl.maximum(epsilon, 1e-30)
     hinge = Hinge(
         tl.cast(numbers.margin, tl.float32), tl.cast(numbers.scale, tl.float32), ignore_index
     )
@@ -202,9 +209,13 @@ def noised_kernel(
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         whole = tl.cast(multiple(stride, ALIGNED), tl.int64)
         line = problem.scores + tl.cast(row, tl.int64) * whole
-        noise = Noise(seed, row, epsilon, samples)
-        bound, spoilt = row_bound(line, room, columns, noise, TILE)
-        least, place = kth_noised(line, room, columns, bound, noise, TILE)
+        noise = Noise(seed, row, epsilon, rate, samples)
+        heads, places, spoilt, groups = row_heads_and_groups(line, columns, epsilon, TILE)
+        if groups > MANY:
+            least, place = kth_of_many(line, room, columns, noise, TILE)
+        else:
+            bound = row_bound(line, room, heads, places, noise, TILE)
+            least, place = kth_noised(line, room, columns, bound, noise, TILE)
         tl.store(work.chosen + tl.cast(row, tl.int64) * samples + sample, place, used)
         top = tl.sum(tl.where(used, as_score(least), 0.0), 0) / samples
         top = tl.where(spoilt > 0, float("nan"), top)

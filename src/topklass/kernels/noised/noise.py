@@ -8,13 +8,12 @@ FARTHEST = tl.constexpr(5.43)
 
 
 @triton.jit
-def normal(bits):
-    """A normal number from 24 bits of a random integer, by way of erfinv: a quantile and a sign.
+def size_of_tail(half):
+    """What normal noise exceeds with probability ``half``, up to 1/2, by way of erfinv.
 
     The polynomials are those of M. Giles, Approximating the erfinv function (2010), for single
-    precision; relative error below 4e-7.
+    precision; relative error below 4e-7 for probabilities from 1e-7 on.
     """
-    half = ((bits >> 9).to(tl.float32) + 0.5) * (2.0**-24)  # up to 1/2
     w = -tl.log(4.0 * half * (1.0 - half))
     c = w - 2.5
     p = 3.43273939e-07 + 2.81022636e-08 * c
@@ -34,7 +33,13 @@ def normal(bits):
     q = 0.00943887047 + q * t
     q = 1.00167406 + q * t
     q = 2.83297682 + q * t
-    size = 1.4142135 * (1.0 - 2.0 * half) * tl.where(w < 5.0, p, q)
+    return 1.4142135 * (1.0 - 2.0 * half) * tl.where(w < 5.0, p, q)
+
+
+@triton.jit
+def normal(bits):
+    """A normal number from 24 bits of a random integer: a quantile and a sign."""
+    size = size_of_tail(((bits >> 9).to(tl.float32) + 0.5) * (2.0**-24))  # up to 1/2
     return tl.where((bits & 1) == 1, size, -size)
 
 
