@@ -111,7 +111,7 @@ def tile_and_warps(rows: int, columns: int, k: int, samples: int) -> tuple[int, 
 
 
 def enough(k: int) -> int:
-    """Classes that should exceed a threshold, as in the reference: k do in 99.5 % of all samples."""
+    """Classes that should exceed a threshold, as in the reference: k do in 99.5 % of samples."""
     return int(k + 3 * sqrt(k) + 2)
 
 
