@@ -15,6 +15,7 @@ BY_RECIPE = (
     "imagenet-subsets",
     "plantnet",
     "longtail",
+    "longtail-characters",
     "loss-search",
     "learning-rates",
     "which-loss",

@@ -71,6 +71,7 @@ PROTOCOLS = {
     "which-loss": (CIFAR, set()),
     "loss-search": None,
     "learning-rates": None,
+    "longtail-characters": None,
     "imagenet-subsets": (
         ("resnet18", 120, 256, 0.1, 1e-4, [30, 60, 90]),
         {"smooth", "smooth, margin 0"},
