@@ -18,6 +18,7 @@ BY_RECIPE = (
     "longtail-characters",
     "loss-search",
     "learning-rates",
+    "small-epsilon",
     "which-loss",
 )
 """Experiments that are a file in ``experiments/recipes`` and nothing else."""
