@@ -78,7 +78,7 @@ class Results:
         if not rows and not left and self._serves_any_k(where):
             any_k = {name: each for name, each in where.items() if name != "k"}
             rows, left = self.rows(any_k), self.rows(any_k, "not_run")
-        found = [value(row, where.get("k", self.settings(row)["k"]), metric) for row in rows]
+        found = [value(row, where.get("k") or self.settings(row)["k"], metric) for row in rows]
         values = [each for each in found if each is not None]
         others = {name: each for name, each in where.items() if name != METHOD}
         papers = quoted(self.numbers, where.get(METHOD), others, metric)

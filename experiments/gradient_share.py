@@ -90,4 +90,5 @@ def pushed_classes(gradient: Tensor) -> Tensor:
     """
     positive = gradient.clamp(min=0)
     shares = positive / positive.sum(1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
-    return torch.special.entr(shares).sum(1).exp()
+    entropy: Tensor = torch.special.entr(shares).sum(1)
+    return entropy.exp()

@@ -44,7 +44,7 @@ def shuffled_classes(dataset: Dataset, seed: int = 0) -> dict[str, np.ndarray]:
     splits = {"train": dataset.train, "val": dataset.validation, "test": dataset.test}
     for name, split in splits.items():
         if split is not None:
-            arrays[f"x_{name}"] = split.images.numpy()
+            arrays[f"x_{name}"] = np.asarray(split.images)
             arrays[f"y_{name}"] = place[split.labels].numpy()
     return arrays
 
