@@ -15,8 +15,10 @@ BY_RECIPE = (
     "imagenet-subsets",
     "plantnet",
     "longtail",
+    "longtail-characters",
     "loss-search",
     "learning-rates",
+    "small-epsilon",
     "which-loss",
 )
 """Experiments that are a file in ``experiments/recipes`` and nothing else."""

@@ -8,9 +8,10 @@ from math import inf
 from experiments.experiment import Record
 from experiments.grid import matches
 from experiments.metrics import value
-from experiments.plan import CASE, RATE, Plan, Settings, listed
+from experiments.plan import CASE, RATE, Plan, Settings, listed, method_recipe
 from experiments.published import Published, published_numbers, quoted
 from experiments.search import searches
+from topklass.train.criterion import loss_info
 from topklass.train.statistics import Estimate, estimate
 
 METHOD = "method"
@@ -69,14 +70,26 @@ class Results:
         return (method, case) not in self.searched or self.settings(row)[RATE] == chosen
 
     def cell(self, where: Settings, metric: str) -> Cell:
-        """All seeds of the runs with these settings."""
-        rows = self.rows(where)
-        found = [value(row, self.settings(row)["k"], metric) for row in rows]
+        """All seeds of the runs with these settings.
+
+        A loss without K that was trained once stands for every K.
+        """
+        rows, left = self.rows(where), self.rows(where, "not_run")
+        if not rows and not left and self._serves_any_k(where):
+            any_k = {name: each for name, each in where.items() if name != "k"}
+            rows, left = self.rows(any_k), self.rows(any_k, "not_run")
+        found = [value(row, where.get("k") or self.settings(row)["k"], metric) for row in rows]
         values = [each for each in found if each is not None]
         others = {name: each for name, each in where.items() if name != METHOD}
         papers = quoted(self.numbers, where.get(METHOD), others, metric)
-        planned = bool(rows) or bool(self.rows(where, "not_run"))
-        return Cell(estimate(values) if values else None, papers, planned)
+        return Cell(estimate(values) if values else None, papers, bool(rows or left))
+
+    def _serves_any_k(self, where: Settings) -> bool:
+        """Whether these settings ask for a list length of a loss that does not depend on it."""
+        if "k" not in where or METHOD not in where:
+            return False
+        recipe = method_recipe(self.plan, self.record["preset"], where[METHOD], {})
+        return not loss_info(recipe.loss).takes_k
 
     def values(self, axis: str, part: Settings) -> list[object]:
         """What an axis of a table or figure runs over, in order.

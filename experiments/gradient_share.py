@@ -1,10 +1,11 @@
-"""The share of logits whose gradient is not 0, logged as ``train/gradient``."""
+"""What a loss does to the logits in training, by epoch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torchmetrics import MeanMetric
@@ -13,29 +14,38 @@ from topklass.train.module import log_mean, metric_state
 
 
 class GradientShare(Callback):
-    """Logs the mean over an epoch of the share of logits whose gradient is not 0.
+    """Logs means over an epoch, read in every step, which ordinary training does not do.
 
-    The gradient is read in every step, which ordinary training does not do. Give it to
-    ``train(recipe, run, callbacks=[GradientShare()])`` or ``train_all(runs, callbacks=[…])``.
+    - ``train/gradient``: the share of logits whose gradient is not 0.
+    - ``train/active``: the share of images with such a logit.
+    - ``train/pushed``: how many classes the gradient pushes down, see :func:`pushed_classes`.
+    - ``train/spread``: the standard deviation of an image's logits.
+
+    Give it to ``train(recipe, run, callbacks=[GradientShare()])`` or ``train_all(runs,
+    callbacks=[…])``.
     """
 
     def __init__(self) -> None:
-        self.mean = MeanMetric(nan_strategy="disable")
+        names = ("gradient", "active", "pushed", "spread")
+        self.means = {name: MeanMetric(nan_strategy="disable") for name in names}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Watch the logits that the loss takes in training."""
-        self.mean.to(pl_module.device)
+        for mean in self.means.values():
+            mean.to(pl_module.device)
 
         def watch(module: Any, arguments: tuple[Tensor, ...]) -> None:
             if arguments[0].requires_grad:
+                self.means["spread"].update(arguments[0].detach().float().std(1))
                 arguments[0].register_hook(self._add)  # type: ignore[no-untyped-call]
 
         self.handle = pl_module.criterion.register_forward_pre_hook(watch)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Log the mean with the others of the epoch."""
+        """Log the means with the others of the epoch."""
         if trainer.is_last_batch:
-            log_mean(pl_module, "train/gradient", self.mean)
+            for name, mean in self.means.items():
+                log_mean(pl_module, f"train/{name}", mean)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Watch no longer."""
@@ -44,15 +54,41 @@ class GradientShare(Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the mean of an epoch that is not complete, over all processes."""
-        checkpoint["gradient_share"] = metric_state(self.mean)
+        """Save the means of an epoch that is not complete, over all processes."""
+        checkpoint["gradient_share"] = {
+            name: metric_state(mean) for name, mean in self.means.items()
+        }
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Restore it, in the first process."""
+        """Restore them, in the first process."""
         if trainer.is_global_zero:
-            self.mean.load_state_dict(checkpoint["gradient_share"])
+            for name, mean in self.means.items():
+                mean.load_state_dict(checkpoint["gradient_share"][name])
 
     def _add(self, gradient: Tensor) -> None:
-        self.mean.update((gradient != 0).float().mean())
+        nonzero = gradient != 0
+        active = nonzero.any(1).float()
+        self.means["gradient"].update(nonzero.float().mean())
+        self.means["active"].update(active)
+        self.means["pushed"].update(pushed_classes(gradient.float()), active)
+
+
+def pushed_classes(gradient: Tensor) -> Tensor:
+    """How many classes a gradient pushes down, by their shares: the exponential of the entropy.
+
+    Args:
+        gradient: (N, C), of a loss by logits; its positive part is what pushes down.
+
+    Returns:
+        (N), from 1 to C; 1 for a row without gradient.
+
+    Example:
+        >>> pushed_classes(torch.tensor([[-1.0, 0.5, 0.5, 0.0], [-1.0, 0.0, 0.0, 1.0]]))
+        tensor([2., 1.])
+    """
+    positive = gradient.clamp(min=0)
+    shares = positive / positive.sum(1, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
+    entropy: Tensor = torch.special.entr(shares).sum(1)
+    return entropy.exp()

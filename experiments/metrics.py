@@ -10,6 +10,14 @@ GRADIENT = "gradient"
 NON_ZERO = "non-zero gradients"
 """Scores whose gradient is not 0 in the first epoch, mean over its images."""
 
+CURVES = {
+    "classes pushed down": "train/pushed",
+    "spread of logits": "train/spread",
+    "images with a gradient": "train/active",
+}
+"""What is logged in every epoch, for the first and the last one, see ``gradient_share``."""
+EPOCHS = {"first epoch": 0, "last epoch": -1}
+
 TESTS = {"test": "test", "last": "test_last"}
 """Where rows have accuracies on test images."""
 
@@ -19,7 +27,8 @@ class Metric(NamedTuple):
 
     what: str
     """"test" (of the best epoch on validation images), "last" (test of the last one), "ten-crop",
-    "validation" (the best epoch), "training" (the last one) or ``NON_ZERO``."""
+    "validation" (the best epoch), "training" (the last one), ``NON_ZERO`` or one of
+    ``CURVES`` with one of ``EPOCHS``."""
     average: str = "micro"
     k: int | None = None
     """Length of the list; None for that of the run."""
@@ -34,18 +43,28 @@ def parse_metric(text: str) -> Metric:
         >>> parse_metric("validation top-k")
         Metric(what='validation', average='micro', k=None)
     """
-    if text == NON_ZERO:
-        return Metric(NON_ZERO)
+    if is_count(text):
+        return Metric(text)
     kinds = "|".join((*TESTS, "ten-crop", "validation", "training"))
     found = re.fullmatch(rf"({kinds})( macro)? top-(k|\d+)", str(text))
     if found is None or (found[2] and found[1] not in TESTS):
         raise ValueError(
             f"unknown metric {text!r}: there are 'test top-5', 'last top-5', both also as 'test "
             "macro top-5', 'ten-crop top-5', 'validation top-5', 'training top-5', each also with "
-            f"top-k, and {NON_ZERO!r}"
+            f"top-k, {NON_ZERO!r}, and {', '.join(CURVES)}, each with {' or '.join(EPOCHS)}"
         )
     k = None if found[3] == "k" else int(found[3])
     return Metric(found[1], (found[2] or "micro").strip(), k)
+
+
+def is_count(text: str) -> bool:
+    """Whether a metric is a number, not an accuracy.
+
+    Example:
+        >>> is_count("classes pushed down, last epoch"), is_count("test top-5")
+        (True, False)
+    """
+    return text == NON_ZERO or text in [f"{name}, {epoch}" for name in CURVES for epoch in EPOCHS]
 
 
 def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
@@ -59,6 +78,10 @@ def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
     metric = parse_metric(name)
     if metric.what == NON_ZERO:
         return row["gradient"][0] * row["classes"] if row["gradient"] else None
+    if is_count(name):
+        curve, epoch = name.rsplit(", ", 1)
+        logged = row["curves"].get(CURVES[curve], [])
+        return logged[EPOCHS[epoch]] if logged else None
     length = metric.k or k
     share: float | None
     if metric.what in TESTS:

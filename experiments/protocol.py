@@ -40,16 +40,32 @@ def made_by(record: Record) -> str:
 
 
 def differing(record: Record, name: str) -> str:
-    """What most runs have of a setting, and which methods have something else."""
+    """What most runs have of a setting, and which methods have something else.
+
+    Example:
+        >>> rows = [{"method": "a", "settings": {"k": k}} for k in (5, 1)]
+        >>> differing({"rows": rows, "not_run": [{"method": "b", "settings": {"k": 5}}]}, "k")
+        'k 1 and 5'
+        >>> differing({"rows": rows[:1], "not_run": [{"method": "b", "settings": {"k": 3}}]}, "k")
+        'k 5 (b: 3)'
+    """
     if name == RATE and "chosen" in record:
         return "learning rate chosen for each method and kind of data"
     rows = [row for row in [*record["rows"], *record["not_run"]] if "settings" in row]
-    values = {row["method"]: row["settings"][name] for row in rows if name in row["settings"]}
+    values: dict[str, set[object]] = {}
+    for row in rows:
+        if name in row["settings"]:
+            values.setdefault(row["method"], set()).add(row["settings"][name])
     if not values:
         return ""
-    most, _ = Counter(values.values()).most_common(1)[0]
-    others = [f"{m}: {format_value(value)}" for m, value in values.items() if value != most]
-    return f"{name.replace('_', ' ')} {format_value(most)} ({', '.join(others)})"
+    title = name.replace("_", " ")
+    if any(len(each) > 1 for each in values.values()):
+        *first, last = map(format_value, sorted(set().union(*values.values())))  # type: ignore[type-var]
+        return f"{title} {', '.join(first)} and {last}"
+    of_method = {method: each for method, (each,) in values.items()}
+    most, _ = Counter(of_method.values()).most_common(1)[0]
+    others = [f"{m}: {format_value(each)}" for m, each in of_method.items() if each != most]
+    return f"{title} {format_value(most)} ({', '.join(others)})"
 
 
 def made_where(record: Record) -> str:

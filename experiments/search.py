@@ -20,13 +20,17 @@ Means = dict[float, float | None]
 
 
 def searches(plan: Plan, preset: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """The cases in which rates are tried, by the method and the case that they are for."""
+    """The cases in which rates are tried, by the method and the case that they are for.
+
+    Methods that set their learning rate are not searched.
+    """
     used, tried = plan.presets[preset], plan.presets[preset].search.get("cases", {})
     planned = dict.fromkeys(
         (method, case)
         for grid in used.grids
         for case in listed(grid.get(CASE, []))
         for method in grid.get("methods", plan.methods)
+        if RATE not in plan.methods[method]
     )
     return {(method, case): tuple(tried[case]) for method, case in planned if case in tried}
 

@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from experiments.cells import Cell, Results, named, named_axis
 from experiments.experiment import Record
 from experiments.gains import ABOVE, BELOW, NOT_RUN, gains_table
-from experiments.metrics import NON_ZERO
+from experiments.metrics import is_count
 from experiments.plan import Plan, Settings
 from topklass.train.results_table import PLUS_MINUS
 from topklass.train.statistics import Estimate
@@ -125,6 +125,6 @@ def _caption(results: Results, part: Settings, cells: list[Cell]) -> str:
     preset = results.record["preset"]
     if not any(cell.ours for cell in cells):
         return f"Not run with the preset {preset}."
-    counted = [metric == NON_ZERO for metric in part["metrics"]]
+    counted = [is_count(metric) for metric in part["metrics"]]
     percent = "" if all(counted) else ", accuracies in %" if any(counted) else " in %"
     return f"Ours{percent}: mean ± standard deviation (seeds), preset {preset}."

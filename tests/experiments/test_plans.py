@@ -71,6 +71,8 @@ PROTOCOLS = {
     "which-loss": (CIFAR, set()),
     "loss-search": None,
     "learning-rates": None,
+    "longtail-characters": None,
+    "small-epsilon": None,
     "imagenet-subsets": (
         ("resnet18", 120, 256, 0.1, 1e-4, [30, 60, 90]),
         {"smooth", "smooth, margin 0"},
@@ -354,6 +356,7 @@ def test_metrics():
         "training": {"1": 0.7},
         "gradient": [0.25, 0.5],
         "classes": 8,
+        "curves": {"train/pushed": [7.0, 6.0, 5.0]},
     }
     assert value(row, 2, "test top-k") == 20
     assert value(row, 2, "test macro top-3") == 40
@@ -364,6 +367,9 @@ def test_metrics():
     assert value({**row, "views": {"marginals": 0.9}}, 2, "ten-crop top-2") == 90
     assert value({**row, "views": {"marginals": 0.9}}, 2, "ten-crop top-1") is None
     assert value(row, 2, "non-zero gradients") == 2
+    assert value(row, 2, "classes pushed down, first epoch") == 7
+    assert value(row, 2, "classes pushed down, last epoch") == 5
+    assert value(row, 2, "spread of logits, last epoch") is None
     for wrong in ("test", "validation macro top-5", "top-5", "test top-0x"):
         with pytest.raises(ValueError, match="unknown metric"):
             parse_metric(wrong)

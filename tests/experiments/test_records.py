@@ -278,6 +278,26 @@ def test_no_figure_of_methods_that_a_preset_does_not_have(tmp_path):
     assert experiment.draw(experiment.begin("smoke"), tmp_path) == []
 
 
+def test_a_loss_without_k_that_is_trained_once_stands_for_every_k():
+    grids = "grids: [{k: 2}, {k: 1, methods: [smooth]}]"
+    text = TOY.replace(
+        "fast: {settings: {}, grids: [{noise: 0.0}]}", f"fast: {{settings: {{}}, {grids}}}"
+    )
+    text = text.replace("rows: noise", "rows: k").replace("[test top-2]", "[test top-k]")
+    experiment = TrainingExperiment(toy_plan(text))
+    record = experiment.begin("fast")
+    measured = {"test": {"micro": [0.5, 0.75]}, "hardware": "", "commit": ""}
+    others = {key: {} for key in ("validation", "training", "gradient", "curves")}
+    record["rows"] = [{**row, **measured, **others} for row in record["not_run"][:2]]
+    record["not_run"] = record["not_run"][2:]
+    assert cells(experiment, record, 0) == {
+        ("1", "cross-entropy"): ["50.00 (1)"],
+        ("2", "cross-entropy"): ["75.00 (1)"],
+        ("1", "smooth"): ["not run"],
+        ("2", "smooth"): ["75.00 (1)"],
+    }
+
+
 def test_other_data_has_no_published_numbers(experiment):
     assert cells(experiment, experiment.begin("smoke"), 0) == {
         ("0", "cross-entropy"): ["not run"],

@@ -78,6 +78,11 @@ def test_a_search_goes_before_the_grids():
     runs = planned_runs(plan, "paper")
     assert [run.search for run in runs] == [True] * 12 + [False] * (len(runs) - 12)
     assert {run.case for run in runs if run.waits} == {"clean", "few"}
+    fixed = case_text().replace("{loss: focal}", "{loss: focal, learning_rate: 0.3}")
+    focal = [run for run in planned_runs(case_plan(fixed), "paper") if run.method == "focal"]
+    assert {(run.search, run.waits, run.recipe.learning_rate) for run in focal} == {
+        (False, False, 0.3)
+    }
     assert all("learning_rate" not in run.row["settings"] for run in runs if run.waits)
     # clean and long tail; then clean and few: each of three methods; few was searched
     chosen = planned_runs(plan, "paper", chosen=CHOSEN)
