@@ -39,7 +39,8 @@ from topklass._transforms import (
     plain_backward,
     spread_nan,
 )
-from topklass.reference.every_label import Weights, expected_loss, serves
+from topklass.reference.every_label import expected_loss, serves
+from topklass.reference.every_label_rows import Weights
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows

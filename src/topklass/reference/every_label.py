@@ -31,11 +31,12 @@ from topklass._lists import Lists, leaders
 from topklass._transforms import can_read_values, needs_plain_backward, plain_backward
 from topklass.reference import fused
 from topklass.reference.every_label_rows import (
-    Slopes,
     Tail,
-    losses_of_leaders,
+    Weights,
     marginals_of_tail,
     slopes_through_tail,
+    weighted_loss_of_label,
+    weighted_losses_of_leaders,
 )
 from topklass.reference.power_sums import (
     LARGEST_K_IN_FLOAT32,
@@ -46,40 +47,6 @@ from topklass.reference.power_sums import (
 
 FACTORS = 16
 """So many numbers from 1/11 to 11 have a product in float32."""
-
-
-class Weights(NamedTuple):
-    """How much classes count as labels."""
-
-    every: float | Tensor
-    """Of all classes: a number, (1, n) or (R, n)."""
-    labels: Tensor | None = None
-    """(R, 1)."""
-    own: float | Tensor = 0.0
-    """What the labels have besides: a number or (R, 1)."""
-
-    def dense(self, scores: Tensor) -> Tensor:
-        """The weight of every class, (R, n)."""
-        if isinstance(self.every, Tensor):
-            every = self.every.expand(scores.shape)
-        else:
-            every = torch.full_like(scores, self.every, dtype=working_dtype(scores.dtype))
-        if self.labels is None:
-            return every
-        return every.scatter(1, self.labels, every.gather(1, self.labels) + self.own)
-
-    def of_rows(self, rows: slice) -> float | Tensor:
-        """Those of all classes in some rows."""
-        every = self.every
-        return every[rows] if isinstance(every, Tensor) and len(every) > 1 else every
-
-    def at(self, places: Tensor) -> Tensor:
-        """Those of some classes, (R, m), in float64."""
-        wide, every = wide_dtype(places), self.every
-        if isinstance(every, Tensor):
-            every = every.expand(len(places), -1).gather(1, places).to(wide)
-        of_places = torch.as_tensor(every, dtype=wide, device=places.device).expand(places.shape)
-        return of_places if self.labels is None else of_places + self.own * (places == self.labels)
 
 
 class _Block(NamedTuple):
@@ -136,11 +103,13 @@ class _ExpectedLoss(torch.autograd.Function):
             for each, block in zip(rows, blocks, strict=True)
         ]
         losses, moments = _joined([each[:2] for each in passes])
-        total, slopes = _of_leaders(scores, top, sums, places, weights, lists)
+        total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
         total += losses - drops
         of_label = torch.zeros_like(total)
         if weights.labels is not None:
-            loss, of_label = _of_label(scores, top[-1], places, weights, lists, tail, moments)
+            loss, of_label = weighted_loss_of_label(
+                scores, top[-1], places, weights, lists, tail, moments
+            )
             total += loss
         if wanted:
             more = slopes_through_tail(tail, moments.t())
@@ -302,50 +271,3 @@ def _sum_of_logs(x: Tensor, out: Tensor) -> Tensor:
             out[:, half:rest] = x[:, half:rest]
         x, factors = out[:, :rest], 2 * factors
     return x.log().sum(1)
-
-
-def _of_leaders(
-    scores: Tensor, top: Tensor, sums: Tensor, places: Tensor, weights: Weights, lists: Lists
-) -> tuple[Tensor, Slopes]:
-    """Weighted losses of the leaders, (R), and their slopes."""
-    margin, absent = lists.margin, scores.gather(1, places).t() == -inf
-    if isinstance(margin, Tensor) and margin.dim():
-        margin = margin.to(top.dtype)[places].t()
-    w = weights.at(places).t()
-    losses, slopes = losses_of_leaders(top, sums, lists, margin, w.masked_fill(absent, 0.0))
-    losses = losses.masked_fill(absent, inf) * w
-    return losses.masked_fill_(w == 0, 0.0).sum(0), slopes
-
-
-def _of_label(
-    scores: Tensor,
-    least: Tensor,
-    places: Tensor,
-    weights: Weights,
-    lists: Lists,
-    tail: Tail,
-    moments: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The weighted loss of labels in the tail, (R), and T times its direct derivative by them.
-
-    Their part of the moments is added to these.
-    """
-    labels, margin = weights.labels, lists.margin
-    assert labels is not None
-    if isinstance(margin, Tensor) and margin.dim():
-        margin = margin.to(least.dtype)[labels].squeeze(1)
-    w = torch.as_tensor(weights.own, dtype=least.dtype, device=least.device)
-    w = w.expand(labels.shape).masked_fill((places == labels).any(1, keepdim=True), 0.0).squeeze(1)
-    depth = (scores.gather(1, labels).squeeze(1) - least) / lists.temperature
-    depth = depth.masked_fill(w == 0, 0.0)
-    u, count = depth.exp(), len(tail.h)
-    powers = (-u).unsqueeze(1) ** torch.arange(count, device=u.device)
-    terms = tail.h.t() * powers
-    h = terms.sum(1)
-    reach = torch.expm1(-torch.as_tensor(margin, dtype=u.dtype, device=u.device))
-    missing = 1 + reach * tail.first * u * h
-    loss = (missing / h).log() + margin - depth - tail.log_first
-    inverse = w.masked_fill(depth == -inf, 0.0) / (h * missing)
-    moments += inverse.unsqueeze(1) * powers
-    degree = torch.arange(1, count + 1, device=u.device)
-    return (loss * w).masked_fill(w == 0, 0.0), -inverse * (terms * degree).sum(1)

@@ -4,7 +4,7 @@ See :mod:`topklass.reference.every_label`. A row is given by its leaders ``top``
 descending order, and by the power sums of its tail seen from the least of them, (K, R).
 """
 
-from math import log
+from math import inf, log
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,41 @@ from torch import Tensor
 
 from topklass._lists import Lists
 from topklass.reference import fused
-from topklass.reference.power_sums import LINEAR_FROM
+from topklass.reference.power_sums import LINEAR_FROM, wide_dtype, working_dtype
+
+
+class Weights(NamedTuple):
+    """How much classes count as labels."""
+
+    every: float | Tensor
+    """Of all classes: a number, (1, n) or (R, n)."""
+    labels: Tensor | None = None
+    """(R, 1)."""
+    own: float | Tensor = 0.0
+    """What the labels have besides: a number or (R, 1)."""
+
+    def dense(self, scores: Tensor) -> Tensor:
+        """The weight of every class, (R, n)."""
+        if isinstance(self.every, Tensor):
+            every = self.every.expand(scores.shape)
+        else:
+            every = torch.full_like(scores, self.every, dtype=working_dtype(scores.dtype))
+        if self.labels is None:
+            return every
+        return every.scatter(1, self.labels, every.gather(1, self.labels) + self.own)
+
+    def of_rows(self, rows: slice) -> float | Tensor:
+        """Those of all classes in some rows."""
+        every = self.every
+        return every[rows] if isinstance(every, Tensor) and len(every) > 1 else every
+
+    def at(self, places: Tensor) -> Tensor:
+        """Those of some classes, (R, m), in float64."""
+        wide, every = wide_dtype(places), self.every
+        if isinstance(every, Tensor):
+            every = every.expand(len(places), -1).gather(1, places).to(wide)
+        of_places = torch.as_tensor(every, dtype=wide, device=places.device).expand(places.shape)
+        return of_places if self.labels is None else of_places + self.own * (places == self.labels)
 
 
 class Slopes(NamedTuple):
@@ -133,6 +167,53 @@ def losses_of_leaders(
     return mixed_losses, result
 
 
+def weighted_losses_of_leaders(
+    scores: Tensor, top: Tensor, sums: Tensor, places: Tensor, weights: Weights, lists: Lists
+) -> tuple[Tensor, Slopes]:
+    """Weighted losses of the leaders, (R), and their slopes."""
+    margin, absent = lists.margin, scores.gather(1, places).t() == -inf
+    if isinstance(margin, Tensor) and margin.dim():
+        margin = margin.to(top.dtype)[places].t()
+    w = weights.at(places).t()
+    losses, slopes = losses_of_leaders(top, sums, lists, margin, w.masked_fill(absent, 0.0))
+    losses = losses.masked_fill(absent, inf) * w
+    return losses.masked_fill_(w == 0, 0.0).sum(0), slopes
+
+
+def weighted_loss_of_label(
+    scores: Tensor,
+    least: Tensor,
+    places: Tensor,
+    weights: Weights,
+    lists: Lists,
+    tail: Tail,
+    moments: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of labels in the tail, (R), and T times its direct derivative by them.
+
+    Their part of the moments is added to these.
+    """
+    labels, margin = weights.labels, lists.margin
+    assert labels is not None
+    if isinstance(margin, Tensor) and margin.dim():
+        margin = margin.to(least.dtype)[labels].squeeze(1)
+    w = torch.as_tensor(weights.own, dtype=least.dtype, device=least.device)
+    w = w.expand(labels.shape).masked_fill((places == labels).any(1, keepdim=True), 0.0).squeeze(1)
+    depth = (scores.gather(1, labels).squeeze(1) - least) / lists.temperature
+    depth = depth.masked_fill(w == 0, 0.0)
+    u, count = depth.exp(), len(tail.h)
+    powers = (-u).unsqueeze(1) ** torch.arange(count, device=u.device)
+    terms = tail.h.t() * powers
+    h = terms.sum(1)
+    reach = torch.expm1(-torch.as_tensor(margin, dtype=u.dtype, device=u.device))
+    missing = 1 + reach * tail.first * u * h
+    loss = (missing / h).log() + margin - depth - tail.log_first
+    inverse = w.masked_fill(depth == -inf, 0.0) / (h * missing)
+    moments += inverse.unsqueeze(1) * powers
+    degree = torch.arange(1, count + 1, device=u.device)
+    return (loss * w).masked_fill(w == 0, 0.0), -inverse * (terms * degree).sum(1)
+
+
 def mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:
     """``−log Σ_k P_k e^{−ℓ_k}``, to the last digits of losses near 0 and of small chances.
 
@@ -142,7 +223,7 @@ def mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:
     if len(losses) == 1:
         return losses[0] - log(chances[0])
     least = torch.stack(losses).amin(0).detach()
-    absent = least == torch.inf
+    absent = least == inf
     falls = [(least - loss).masked_fill(absent, 0.0) for loss in losses]
     pairs = list(zip(chances, falls, strict=True))
     kept = torch.stack([p * fall.exp() for p, fall in pairs]).sum(0)
