@@ -157,7 +157,7 @@ class Classifier(L.LightningModule):
         stream = generator(*key, 0)
         if self.recipe.cutmix <= float(torch.rand((), generator=stream)):
             return images, labels  # in all processes
-        alone = self.head.processes == 1 or self._takes_shares  # of other shares
+        alone = self.head.processes == 1 or self._takes_shares  # its shares may differ from others
         if alone and self.global_rank > 0:
             stream = generator(*key, self.global_rank)
         images, order, own = cutmix(images, stream)
