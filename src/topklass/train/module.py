@@ -156,7 +156,8 @@ class Classifier(L.LightningModule):
             stream = generator(*key, 0)
             if not chance or chance <= float(torch.rand((), generator=stream)):
                 continue  # in all processes
-            alone = self.head.processes == 1 or self._takes_shares  # of other shares
+            # Its shares may differ from those of other processes.
+            alone = self.head.processes == 1 or self._takes_shares
             if alone and self.global_rank > 0:
                 stream = generator(*key, self.global_rank)
             images, order, own = mix(images, stream)
