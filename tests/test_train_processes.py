@@ -144,7 +144,7 @@ def test_torchrun_leaves_our_options_alone():
 @pytest.mark.parametrize("option", ["--no-shard-classes", "--shard-classes"])
 def test_a_rank_that_is_killed(npz, option, tmp_path):  # noqa: F811 a fixture
     """The other says so in a sentence, and the run can be continued to the same weights."""
-    arguments = [*settings(npz), "--devices", "2", "--strategy", "ddp", "--epochs", "40", option]
+    arguments = [*settings(npz), "--devices", "2", "--strategy", "ddp", "--epochs", "15", option]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
     def command(*more: str) -> list[str]:
