@@ -138,9 +138,9 @@ def test_rows_of_another_protocol_do_not_join_a_cell(experiment, data, tmp_path)
     save_record({**record, "rows": [*record["rows"], other]}, tmp_path / "runs")
     with pytest.raises(ValueError, match="epochs was 300 and is 3"):
         experiment.run(Request("paper", tmp_path / "runs", data))
-    gone = {**row, "settings": {**row["settings"], "mixup": 1}}
+    gone = {**row, "settings": {**row["settings"], "augment": 1}}
     save_record({**record, "rows": [gone]}, tmp_path / "runs")
-    with pytest.raises(ValueError, match="mixup was 1 and is gone"):
+    with pytest.raises(ValueError, match="augment was 1 and is gone"):
         experiment.run(Request("paper", tmp_path / "runs", data))
     more = {**row, "seed": 7, "run": "more"}
     save_record({**record, "rows": [*record["rows"], more]}, tmp_path / "runs")
