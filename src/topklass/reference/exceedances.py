@@ -29,29 +29,36 @@ class Noise(NamedTuple):
     samples: int
     generator: torch.Generator | None
 
-    def uniform(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Random numbers from 0 to 1."""
         return torch.rand(shape, generator=self.generator, dtype=dtype)
 
+    def coarse(self, count: int) -> Tensor:
+        """Random numbers from 0 to 1, rounded down to 16 binary digits: four from one number."""
+        words = torch.empty(-(-count // 4), dtype=torch.int64)
+        words.random_(-(2**63), None, generator=self.generator)
+        return words.view(torch.int16)[:count].float().add_(2**15).mul_(2**-16)
+
 
 class Exceedances(NamedTuple):
-    """Noised scores above the threshold of their row, (M) each."""
+    """Noised scores above the threshold of their row, (M) each, those of a sample together."""
 
+    count: Tensor
+    """Of each row and sample, (R·B)."""
     pair: Tensor
-    """Row · samples + sample, ascending."""
+    """Row · B + sample, ascending."""
     place: Tensor
     """The class."""
     shift: Tensor
-    """Its noise, times ε."""
-    value: Tensor
-    """The noised score."""
+    """Its noise, times ε; of one row and sample such that noised scores descend."""
 
 
 def kth_noised(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """The classes that are k-th largest in each sample, and their noise times ε, (R, B) each."""
     step = max(1, BLOCK // max(rows.shape[1], noise.samples * enough(noise.k)))
-    blocks = [_of_block(block, noise) for block in torch.split(rows, step)]
-    places, shifts = zip(*blocks, strict=True)
+    limits = thresholds(rows, noise.k, noise.epsilon)
+    blocks = zip(torch.split(rows, step), torch.split(limits, step), strict=True)
+    places, shifts = zip(*(_of_block(*block, noise) for block in blocks), strict=True)
     return torch.cat(places).view(-1, noise.samples), torch.cat(shifts).view(-1, noise.samples)
 
 
@@ -65,20 +72,11 @@ def enough(k: int) -> int:
     return int(k + 3 * sqrt(k) + 2)
 
 
-def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    k, samples = noise.k, noise.samples
-    limits = thresholds(rows, k, noise.epsilon)
+def _of_block(rows: Tensor, limits: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     above = exceedances(rows, limits, noise)
-    count = torch.bincount(above.pair, minlength=len(rows) * samples)
-    first = count.cumsum(0).sub_(count)
-    width = max(k, int(count.max()))
-    table = rows.new_full((len(count), width), -inf)
-    cell = torch.arange(len(above.pair)).sub_(first.index_select(0, above.pair))
-    table.view(-1).scatter_(0, cell.add_(above.pair, alpha=width), above.value)
-    top, order = table.topk(k)
-    short = (top[:, -1].view(-1, samples) < limits).flatten()
-    kth = first.add_(order[:, -1]).masked_fill_(short, 0)
-    places, shifts = torch.zeros_like(count), rows.new_zeros(len(count))
+    short = above.count < noise.k
+    kth = (above.count.cumsum(0) - above.count).add_(noise.k - 1).masked_fill_(short, 0)
+    places, shifts = torch.zeros_like(kth), rows.new_zeros(len(kth))
     if len(above.pair):
         places, shifts = above.place.index_select(0, kth), above.shift.index_select(0, kth)
     if bool(short.any()):
@@ -94,13 +92,17 @@ def thresholds(rows: Tensor, k: int, epsilon: float) -> Tensor:
     """
     count, n = enough(k), rows.shape[1]
     even = torch.frac(torch.arange(1, n + 1, dtype=torch.float64) * GOLDEN)
-    trial = rows + epsilon * torch.special.ndtri(even).to(rows.dtype)
+    shift = torch.special.ndtri(even).mul_(epsilon).to(rows.dtype)
     groups = 8 * count
     whole = n // groups * groups
-    if whole > groups:
-        largest = trial[:, :whole].unflatten(1, (-1, groups)).amax(1)
-        trial = torch.cat([largest, trial[:, whole:]], 1)
-    top = trial.topk(count).values
+    trials = []
+    for block in torch.split(rows, max(1, BLOCK // n)):
+        trial = block + shift
+        if whole > groups:
+            largest = trial[:, :whole].unflatten(1, (-1, groups)).amax(1)
+            trial = torch.cat([largest, trial[:, whole:]], 1)
+        trials.append(trial.topk(count).values)
+    top = torch.cat(trials)
     last = top[:, -1:]
     if bool((last == -inf).any()):  # there are few classes, which all exceed it
         present = top.masked_fill(top == -inf, inf).amin(1, keepdim=True)
@@ -110,33 +112,37 @@ def thresholds(rows: Tensor, k: int, epsilon: float) -> Tensor:
 
 def exceedances(rows: Tensor, limits: Tensor, noise: Noise) -> Exceedances:
     """The noised scores of all samples that exceed the limits, (R, 1)."""
-    n, dtype = rows.shape[1], rows.dtype
+    n, samples = rows.shape[1], noise.samples
     distance = torch.sub(limits, rows).mul_(sqrt(0.5) / noise.epsilon)
     chances = distance.clamp_max_(8.0).erfc_().mul_(0.5).view(-1)
-    u = noise.uniform(rows.numel(), dtype=torch.float32)  # 24 digits, more where they matter
-    hit = (u < noise.samples * chances).nonzero().squeeze(1)
-    chance = chances.index_select(0, hit)
+    u = noise.coarse(rows.numel())
+    hit = (u < samples * chances).nonzero().squeeze(1)
+    chance = chances.index_select(0, hit).double()
     rate = chance.neg().log1p_()
-    digits = noise.uniform(len(hit), dtype=torch.float64).mul_(2**-24)
-    sample = digits.add_(u.index_select(0, hit)).neg_().log1p_().div_(rate).to(dtype)
+    digits = noise.uniform(len(hit)).mul_(2**-16)  # the others of a hit
+    sample = digits.add_(u.index_select(0, hit)).neg_().log1p_().div_(rate)
     who, found = torch.arange(len(hit)), []
     while len(who):
-        still = (sample < noise.samples).nonzero().squeeze(1)
+        still = (sample < samples).nonzero().squeeze(1)
         who, sample = who.index_select(0, still), sample.index_select(0, still).floor_()
         found.append((who, sample))
-        skipped = noise.uniform(len(who), dtype=dtype).neg_().log1p_()
+        skipped = noise.uniform(len(who)).neg_().log1p_()
         sample = skipped.div_(rate.index_select(0, who)).add_(sample).add_(1)
     if not found:
-        return Exceedances(hit, hit, chance, chance)
+        return Exceedances(hit.new_zeros(len(rows) * samples), hit, hit, rows.new_empty(0))
     who, sample = (torch.cat(parts) for parts in zip(*found, strict=True))
-    pair = (hit // n).mul_(noise.samples).index_select(0, who).add_(sample.long())
-    pair, order = pair.int().sort(stable=True)
-    who = who.index_select(0, order)
-    tail = noise.uniform(len(who), dtype=dtype).clamp_min_(2**-25)
-    shift = torch.special.ndtri(tail.mul_(chance.index_select(0, who))).mul_(-noise.epsilon)
+    pair = (hit // n).mul_(samples).index_select(0, who).add_(sample.long())
+    # −Φ⁻¹(V p) is √2 times the inverse of erf at 1 − 2 V p, which is faster.
+    tail = noise.uniform(len(who)).mul_(chance.index_select(0, who)).clamp_min_(2**-53)
+    shift = tail.mul_(-2).add_(1).erfinv_().mul_(sqrt(2) * noise.epsilon).to(rows.dtype)
     place = hit.index_select(0, who)
-    value = rows.flatten().index_select(0, place).add_(shift)
-    return Exceedances(pair.long(), place.remainder_(n), shift, value)
+    # By row and sample, and by height above the limit, whose bits have the order of numbers.
+    gap = torch.sub(rows, limits).view(-1).index_select(0, place).add_(shift)
+    height = gap.clamp_min_(0).float().view(torch.int32)
+    order = (pair << 31).add_(2**31 - 1 - height.long()).argsort()
+    pair, place = pair.index_select(0, order), place.index_select(0, order).remainder_(n)
+    count = torch.bincount(pair, minlength=len(rows) * samples)
+    return Exceedances(count, pair, place, shift.index_select(0, order))
 
 
 def _with_all_noise(
