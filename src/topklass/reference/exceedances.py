@@ -43,8 +43,8 @@ class Noise(NamedTuple):
 class Exceedances(NamedTuple):
     """Noised scores above the threshold of their row, (M) each, those of a sample together."""
 
-    count: Tensor
-    """Of each row and sample, (R·B)."""
+    sizes: Tensor
+    """How many each row and sample has, (R·B)."""
     pair: Tensor
     """Row · B + sample, ascending."""
     place: Tensor
@@ -74,8 +74,8 @@ def enough(k: int) -> int:
 
 def _of_block(rows: Tensor, limits: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     above = exceedances(rows, limits, noise)
-    short = above.count < noise.k
-    kth = (above.count.cumsum(0) - above.count).add_(noise.k - 1).masked_fill_(short, 0)
+    short = above.sizes < noise.k
+    kth = (above.sizes.cumsum(0) - above.sizes).add_(noise.k - 1).masked_fill_(short, 0)
     places, shifts = torch.zeros_like(kth), rows.new_zeros(len(kth))
     if len(above.pair):
         places, shifts = above.place.index_select(0, kth), above.shift.index_select(0, kth)
@@ -141,8 +141,8 @@ def exceedances(rows: Tensor, limits: Tensor, noise: Noise) -> Exceedances:
     height = gap.clamp_min_(0).float().view(torch.int32)
     order = (pair << 31).add_(2**31 - 1 - height.long()).argsort()
     pair, place = pair.index_select(0, order), place.index_select(0, order).remainder_(n)
-    count = torch.bincount(pair, minlength=len(rows) * samples)
-    return Exceedances(count, pair, place, shift.index_select(0, order))
+    sizes = torch.bincount(pair, minlength=len(rows) * samples)
+    return Exceedances(sizes, pair, place, shift.index_select(0, order))
 
 
 def _with_all_noise(
