@@ -116,6 +116,40 @@ def test_rows_with_few_classes():
     assert gradient[0, 3:].eq(0).all()
 
 
+def test_rows_of_any_strides():
+    """Also those of a matrix that was transposed, which PyTorch keeps so."""
+    columns = torch.randn(800, 20)
+    for scores in (columns.T, columns.T.expand(20, 800), torch.randn(20, 1600)[:, ::2]):
+        results = [
+            noised_topk(each, 4, samples=50, generator=seeded(1))
+            for each in (scores, scores.clone(memory_format=torch.contiguous_format))
+        ]
+        torch.testing.assert_close(*results)
+
+
+def test_default_device():
+    scores = torch.randn(20, 800)
+    expected = noised_topk(scores, 4, generator=seeded(1))
+    with torch.device("meta"):
+        found = noised_topk(scores, 4, generator=seeded(1))
+    assert torch.equal(found, expected)
+
+
+def test_infinite_scores():
+    rows = torch.randn(20, 800)
+    rows[:, :100] = inf
+    assert (noised_topk(rows, 4) == inf).all()
+
+
+def test_noise_that_is_small_beside_the_scores():
+    """Not even seen in their digits; it chooses among equal scores all the same."""
+    rows = torch.full((100, 800), 100.0, requires_grad=True)
+    value = noised_topk(rows, 4, 1e-7, samples=50)
+    assert (value == 100).all()
+    (chosen,) = torch.autograd.grad(value.sum(), rows)
+    assert (chosen.sum(0) > 0).float().mean() > 0.99
+
+
 def test_large_rows_take_it_and_follow_the_generator():
     scores, target = torch.randn(20, 800), torch.arange(20)
     first, again, other = (

@@ -163,8 +163,10 @@ def mixup(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor, floa
     """
     others = torch.randperm(len(images), generator=stream).to(images.device, non_blocking=True)
     share = float(torch.rand((), generator=stream))
+    if images.is_floating_point():
+        return torch.lerp(images[others], images, share), others, share
     mixed = torch.lerp(images[others].float(), images.float(), share)
-    return (mixed if images.is_floating_point() else mixed.round()).to(images.dtype), others, share
+    return mixed.round().to(images.dtype), others, share
 
 
 class Normalize(nn.Module):

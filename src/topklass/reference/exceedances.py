@@ -31,11 +31,11 @@ class Noise(NamedTuple):
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Random numbers from 0 to 1."""
-        return torch.rand(shape, generator=self.generator, dtype=dtype)
+        return torch.rand(shape, generator=self.generator, dtype=dtype, device="cpu")
 
     def coarse(self, count: int) -> Tensor:
         """Random numbers from 0 to 1, rounded down to 16 binary digits: four from one number."""
-        words = torch.empty(-(-count // 4), dtype=torch.int64)
+        words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu")
         words.random_(-(2**63), None, generator=self.generator)
         return words.view(torch.int16)[:count].float().add_(2**15).mul_(2**-16)
 
@@ -55,6 +55,8 @@ class Exceedances(NamedTuple):
 
 def kth_noised(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """The classes that are k-th largest in each sample, and their noise times ε, (R, B) each."""
+    highest = torch.nan_to_num(rows.amax(1, keepdim=True), 0.0, 0.0, 0.0)
+    rows = (rows - highest).contiguous()  # so that noise is not lost beside large scores
     step = max(1, BLOCK // max(rows.shape[1], noise.samples * enough(noise.k)))
     limits = thresholds(rows, noise.k, noise.epsilon)
     blocks = zip(torch.split(rows, step), torch.split(limits, step), strict=True)
@@ -91,7 +93,7 @@ def thresholds(rows: Tensor, k: int, epsilon: float) -> Tensor:
     from each of many groups of classes.
     """
     count, n = enough(k), rows.shape[1]
-    even = torch.frac(torch.arange(1, n + 1, dtype=torch.float64) * GOLDEN)
+    even = torch.frac(torch.arange(1, n + 1, dtype=torch.float64, device="cpu") * GOLDEN)
     shift = torch.special.ndtri(even).mul_(epsilon).to(rows.dtype)
     groups = 8 * count
     whole = n // groups * groups
@@ -121,7 +123,7 @@ def exceedances(rows: Tensor, limits: Tensor, noise: Noise) -> Exceedances:
     rate = chance.neg().log1p_()
     digits = noise.uniform(len(hit)).mul_(2**-16)  # the others of a hit
     sample = digits.add_(u.index_select(0, hit)).neg_().log1p_().div_(rate)
-    who, found = torch.arange(len(hit)), []
+    who, found = torch.arange(len(hit), device="cpu"), []
     while len(who):
         still = (sample < samples).nonzero().squeeze(1)
         who, sample = who.index_select(0, still), sample.index_select(0, still).floor_()
@@ -152,6 +154,7 @@ def _with_all_noise(
     row = which.nonzero().squeeze(1) // noise.samples
     scores = rows[row]
     below = torch.special.ndtr((limits[row] - scores) / noise.epsilon)
+    below = torch.nan_to_num(below, 1.0)  # infinite scores and limits
     u = noise.uniform(*scores.shape, dtype=rows.dtype)
     shift = noise.epsilon * torch.special.ndtri(u.mul_(below))
     known = which.index_select(0, above.pair).nonzero().squeeze(1)
