@@ -62,8 +62,8 @@ KERNELS = {
 
 BACKENDS = ("auto", "kernel", "reference")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_COLUMNS = 65_535 * 1024
-"""The second dimension of a grid, times the columns of a tile."""
+MOST_COLUMNS = 65_535 * 512
+"""The second dimension of a grid, times the columns of the narrowest tile."""
 MOST_ROWS = 2**31 - 2**16
 OLDEST_TRITON = (3, 4)
 OLDEST_CAPABILITY = (8, 0)

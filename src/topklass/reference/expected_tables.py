@@ -64,6 +64,13 @@ def step(classes: int, k: int) -> float:
     return pi / (2 * slope * (1 + sqrt(few)))
 
 
+@lru_cache(maxsize=64)
+def bin_count(classes: int, k: int) -> int:
+    """How many bins hold all classes that may be the k-th largest."""
+    reach = -quantile(BEYOND / (classes * k)) * sqrt(2)  # the noise of a difference
+    return min(MOST_BINS, ceil(reach / WIDTH) + 1)
+
+
 @lru_cache(maxsize=4)
 def tables(classes: int, k: int) -> Tables:
     """Those for rows of up to so many classes."""
@@ -74,8 +81,7 @@ def tables(classes: int, k: int) -> Tables:
     weights[[0, -1]] /= 2
     log_in, log_out = log_chances(-nodes)
     log_scale = (log_in - log_out).clamp(min=0)
-    reach = -quantile(BEYOND / (classes * k)) * sqrt(2)  # the noise of a difference
-    bins = min(MOST_BINS, ceil(reach / WIDTH) + 1)
+    bins = bin_count(classes, k)
     degree = torch.arange(TERMS, dtype=torch.float64, device="cpu")
     f = torch.cos((degree + 0.5) * pi / TERMS)
     z = WIDTH * (f / 2 - torch.arange(bins, device="cpu").unsqueeze(1))

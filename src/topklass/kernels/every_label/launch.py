@@ -87,14 +87,15 @@ def plan_of_lists(
     states = states._replace(states=replace(states.states, precision=0))
     merged = Tile(count, slots, 1, parts=power_of_two(states.parts))
     lists = ListTile(lengths, chances, longest, count, slots, margin, aligned=aligned)
+    any_lists = replace(lists, lengths=(), chances=())  # one compilation for all of them
     wide = min(WIDEST, max(32, power_of_two(columns)))
     mean = "mean" if reduction == "mean" else "none"
     return Plan(
         states,
         merged,
-        replace(lists, rows=states.states.rows, block=states.states.block),
+        replace(any_lists, rows=states.states.rows, block=states.states.block),
         replace(lists, aligned=1, reduction=reduction),
-        replace(lists, rows=max(1, 256 // wide), block=wide, reduction=mean),
+        replace(any_lists, rows=max(1, 256 // wide), block=wide, reduction=mean),
     )
 
 

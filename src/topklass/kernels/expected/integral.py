@@ -243,7 +243,7 @@ def integral_kernel(
             if finite & (slope != 0):
                 differentiate_sums(own, sums, count, below, weight, there, k, NODES)
                 for i in range(kept):
-                    x = (tl.load(top + i) - center) / epsilon - at.t
+                    x = (tl.load(top + i) - center) * (1 / epsilon) - at.t
                     does_not, happens = factor(x, scale, i < k)
                     others = others_of(own, does_not, happens, k, kept, NODES)
                     density = weight * (0.3989422804 * tl.exp(-0.5 * x * x))

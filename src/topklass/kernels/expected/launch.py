@@ -5,7 +5,8 @@ The forward pass reads the scores twice, for the largest of each row and for the
 ``integral.py`` takes. The backward pass reads the scores once more and writes their gradient.
 """
 
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -93,8 +94,17 @@ class DeviceTables(NamedTuple):
     """From moments to sums, (STATE, k·A)."""
 
 
-@lru_cache(maxsize=4)
+@cache
 def device_tables(classes: int, k: int, device: torch.device) -> DeviceTables:
+    """The tables on a device, kept for good: CUDA graphs may refer to them.
+
+    They are made in a thread of their own, whose memory belongs to no graph.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(new_tables, classes, k, device).result()
+
+
+def new_tables(classes: int, k: int, device: torch.device) -> DeviceTables:
     """The tables on a device, with room for all bins."""
     fixed = expected_tables.tables(classes, k)
     nodes = (t.to(device) for t in (fixed.nodes, fixed.weights, fixed.log_scale.exp()))
@@ -222,7 +232,7 @@ def write_gradient(
         expected.k,
         row_stride(outgoing),
         1 / (WIDTH * expected.epsilon),
-        float(tables_for(scores, expected.k).bins),
+        float(expected_tables.bin_count(power_of_two(columns), expected.k)),
         Tile(kept, room_for_heads(kept), tall, wide, alignment(scores), mean=mean),
     )
     return result
