@@ -62,10 +62,11 @@ class GradientShare(Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Restore them, in the first process."""
+        """Restore those that were saved, in the first process; the others begin anew."""
         if trainer.is_global_zero:
-            for name, mean in self.means.items():
-                mean.load_state_dict(checkpoint["gradient_share"][name])
+            saved = checkpoint.get("gradient_share", {})
+            for name in self.means.keys() & saved.keys():
+                self.means[name].load_state_dict(saved[name])
 
     def _add(self, gradient: Tensor) -> None:
         nonzero = gradient != 0

@@ -1,4 +1,4 @@
-"""Data of ``long-tail-characters``: ``python -m experiments.long_tail_characters FILE.npz``.
+"""Data of ``longtail-characters``: ``python -m experiments.long_tail_characters FILE.npz``.
 
 Rendered characters in a random order of classes. In the order of :func:`topklass.data.glyphs`,
 scripts follow each other, and a long tail would make whole scripts rare; here a rare character

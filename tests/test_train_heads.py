@@ -22,6 +22,7 @@ from topklass.train.criterion import LOSSES
 from topklass.train.heads import FusedHead, Layer, PlainHead, find_head
 from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_can_split
 from topklass.train.sharding import strategy
+from topklass.train.signature import build_network, signature_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Lightning and TensorBoard
@@ -38,17 +39,26 @@ def network() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def assert_close_runs(one: Path, other: Path, half: bool = False) -> None:
-    """The same weights and metrics; in half precision about the same weights and losses."""
-    atol, rtol = (0.1, 0.0) if half else (1e-5, 1e-4)
+def assert_close_runs(one: Path, other: Path) -> None:
+    """The same weights and metrics."""
     expected = weights(one)
     assert expected.keys() == weights(other).keys()
     for name, value in weights(other).items():
-        torch.testing.assert_close(value, expected[name], atol=atol, rtol=rtol, msg=name)
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-4, msg=name)
     for first, second in zip(epochs(one), epochs(other), strict=True):
         for name, value in first.items():
-            if not half or name.endswith("loss"):
-                assert second[name] == pytest.approx(value, abs=0.05 if half else 1e-4), name
+            assert second[name] == pytest.approx(value, abs=1e-4), name
+
+
+def assert_close_runs_in_half_precision(one: Path, other: Path, recipe: Recipe) -> None:
+    """About the same losses and changes of the weights, which rounding alone moves by 15 %."""
+    first, second = weights(one), weights(other)
+    for name, start in build_network(recipe, signature_of(recipe, toy())).state_dict().items():
+        change, expected = (each[f"network.{name}"].double() - start for each in (second, first))
+        assert (change - expected).norm() <= 0.25 * expected.norm(), name
+    for epoch, same in zip(epochs(one), epochs(other), strict=True):
+        for name in ("train/loss", "validation/loss"):
+            assert same[name] == pytest.approx(epoch[name], abs=0.02), name
 
 
 @pytest.mark.parametrize(
@@ -279,7 +289,10 @@ def test_several_processes(processes, names, tmp_path):
     run_script(tmp_path, processes, 0, *names)
     for name in names:
         both = (tmp_path / f"{name} {kind}" for kind in ("plain", "sharded"))
-        assert_close_runs(*both, half=name == "half")
+        if name == "half":
+            assert_close_runs_in_half_precision(*both, RECIPE.with_changes(CASES[name]))
+        else:
+            assert_close_runs(*both)
     runs = (load_run(tmp_path / f"mixed {kind}", toy()) for kind in ("plain", "sharded"))
     one, other = (evaluate(run)["accuracy"] for run in runs)
     assert one == other

@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
     compiles: bool = True
     """Whether it serves under ``torch.compile`` and ``torch.export``."""
     every_label: bool = False
-    """Whether it serves class probabilities and label smoothing instead of class indices alone."""
+    """Whether it serves class probabilities and label smoothing, besides class indices."""
     margins: bool = True
     """Whether it serves margins."""
 

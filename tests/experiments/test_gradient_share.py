@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,14 @@ def test_the_same_after_an_interruption(tmp_path, monkeypatch):
     assert shares(part) == shares(whole)
     train(recipe, plain, dataset=toy())
     assert_same_weights(whole, plain)
+
+
+@pytest.mark.parametrize("saved", [{}, {"gradient_share": {"mean_value": torch.ones(())}}], ids=str)
+def test_checkpoints_without_the_means(saved):
+    """Of a run without the callback, or of an older version: all means begin anew."""
+    share = GradientShare()
+    share.on_load_checkpoint(SimpleNamespace(is_global_zero=True), None, saved)
+    assert not any(mean.update_called or mean.weight for mean in share.means.values())
 
 
 @pytest.mark.parametrize(("loss", "most"), [("cross-entropy", 1.0), ("hinge", 2 / 6)])

@@ -35,8 +35,9 @@ def sharded_smooth_topk_loss(
     The value and the gradient of :func:`topklass.functional.smooth_topk_loss` of all classes. Every
     rank calls it with its own classes of the same samples and gets the same loss; each calls
     ``backward`` on it and gets the gradient of its own logits. The ranks exchange 2k + 4 numbers of
-    each row in the forward pass and nothing in the backward pass. Label smoothing, class
-    probabilities and a SparseTarget need a few more, and 2k + 2 in the backward pass.
+    each row in the forward pass and nothing in the backward pass. Class probabilities need 2k + 3,
+    a SparseTarget of m classes 2k + 3 + m and label smoothing 2k + 7, and each of them 2k + 2 in
+    the backward pass.
 
     The call is compared on all ranks first: an error of one rank, and a difference between two, is
     an error on all.

@@ -32,7 +32,7 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
 
     Classes below the k largest go into bins of ε/2, of which only moments matter: time hardly
     depends on the scores. On the CPU it is 0.5 to 3 times that of :func:`noised_topk` with ten
-    samples at k = 6, and 5 times at k = 21. So it is for eager calls in single and half precision
+    samples at k = 6, and 5 times at k = 21. This holds for eager calls in single and half precision
     up to k = 64, on CUDA devices by kernels. All other calls (float64, ``torch.compile``, second
     derivatives, larger k) go over the classes within 15·ε of the k-th score at every node of the
     integral, which takes up to 60 times as long.
@@ -62,15 +62,15 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
     if epsilon:
         check_temperature(epsilon, "epsilon")
     rows = to_rows(scores, dim)
-    kernel = find_kernel("expected_topk", rows, k) if epsilon else None
-    if kernel is None and epsilon and expected_bins.serves(rows, k):
-        kernel = expected_bins
-    if kernel is None:
+    method = find_kernel("expected_topk", rows, k) if epsilon else None
+    if method is None and epsilon and expected_bins.serves(rows, k):
+        method = expected_bins
+    if method is None:
         result = _reference(rows, k, epsilon)
     else:
         # A gradient is computed only if it is asked for.
         wanted = rows if torch.is_grad_enabled() else rows.detach()
-        result = _ValueAndGradient.apply(wanted, kernel, k, epsilon)
+        result = _ValueAndGradient.apply(wanted, method, k, epsilon)
     return result.reshape(index_shape(scores, dim)).to(scores.dtype)
 
 
@@ -82,8 +82,8 @@ class _ValueAndGradient(torch.autograd.Function):
     """Value and gradient at once, by a kernel or bins; higher derivatives by plain operations."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, kernel: Any, k: int, epsilon: float) -> Tensor:
-        value, slope = kernel.expected_topk(scores, k, epsilon, ctx.needs_input_grad[0])
+    def forward(ctx: Any, scores: Tensor, method: Any, k: int, epsilon: float) -> Tensor:
+        value, slope = method.expected_topk(scores, k, epsilon, ctx.needs_input_grad[0])
         ctx.save_for_backward(scores, slope)
         ctx.k, ctx.epsilon = k, epsilon
         result: Tensor = value

@@ -114,7 +114,7 @@ def marginals_of_tail(top: Tensor, sums: Tensor, lists: Lists) -> Tail:
 
 
 def slopes_through_tail(tail: Tail, moments: Tensor) -> Slopes:
-    """What losses in the tail tell all scores: ``−moments / C_0`` are derivatives by ``C_m``."""
+    """Slopes of the losses in the tail through ``C_m``; by ``C_m`` they are ``−moments / C_0``."""
     by_coefficient = (moments * tail.fall).div_(tail.above).neg_()
     top = moments.new_zeros(len(tail.lists[0].products) - 1, moments.shape[1])
     slopes = Slopes(torch.zeros_like(tail.h), top)

@@ -89,10 +89,10 @@ def _expected_block(
 
 
 def _moments(number: Tensor, place: Tensor, bins: int) -> Tensor:
-    """``Σ f^m`` of the classes in each bin, (R, bins·TERMS); those in the bin below are lost.
+    """``Σ f^m`` of the classes in each bin, (R, bins·TERMS).
 
-    Neighbours add to copies of the bins: the sums of many classes need not wait for each other, and
-    keep their digits.
+    Classes below the last bin do not count. Neighbours add to copies of the bins: the sums of many
+    classes need not wait for each other, and keep their digits.
     """
     rows, classes = place.shape
     copies = max(4, classes // LONGEST_SUM)

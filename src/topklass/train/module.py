@@ -151,14 +151,15 @@ class Classifier(L.LightningModule):
 
     def _mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Target]:
         """Images with parts of others, and their labels, of which the own one is the first."""
-        for mix, chance in ((cutmix, self.recipe.cutmix), (mixup, self.recipe.mixup)):
-            key = (self.recipe.seed, mix.__name__, self.global_step)
+        kinds = (("cutmix", cutmix, self.recipe.cutmix), ("mixup", mixup, self.recipe.mixup))
+        for name, mix, chance in kinds:
+            key = (self.recipe.seed, name, self.global_step)
             stream = generator(*key, 0)
             if not chance or chance <= float(torch.rand((), generator=stream)):
                 continue  # in all processes
             # Its shares may differ from those of other processes.
-            alone = self.head.processes == 1 or self._takes_shares
-            if alone and self.global_rank > 0:
+            own_stream = self.head.processes == 1 or self._takes_shares
+            if own_stream and self.global_rank > 0:
                 stream = generator(*key, self.global_rank)
             images, order, own = mix(images, stream)
             both = torch.stack([labels, labels[order]], 1)
