@@ -161,6 +161,18 @@ def test_higher_derivatives():
     torch.testing.assert_close(hessian.double(), exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_target_changed_before_backward(probabilities, create_graph):
+    scores, target = torch.randn(2, 6, requires_grad=True), torch.tensor([0, 4])
+    target = torch.eye(6)[target] if probabilities else target
+    options = {} if probabilities else {"label_smoothing": 0.1}
+    value = topk_cross_entropy(scores, target, 3, **options)
+    target.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(value, scores, create_graph=create_graph)
+
+
 def test_who_is_served(monkeypatch):
     """Longer lists, float64 and mixtures with margins take plain operations."""
     monkeypatch.setattr(every_label, "_read", lambda *_: pytest.fail("read"))

@@ -323,7 +323,7 @@ def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor
     def expected(scores: Tensor, chances: Tensor) -> Tensor:
         return _expected(loss.rows(scores, None), chances)
 
-    def plain(scores: Tensor) -> Tensor:
+    def plain(scores: Tensor, weights: Weights) -> Tensor:
         chances = weights.dense(scores)
         if loss.is_random or differentiated:
             return expected(scores, chances)
@@ -332,7 +332,7 @@ def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor
     differentiated = any(map(is_differentiated, (loss.margin, weights.every, weights.own)))
     lists = loss.lists()
     if lists is None or differentiated or not serves(scores, lists):
-        return plain(scores)
+        return plain(scores, weights)
     return expected_loss(scores, weights, lists, plain)
 
 

@@ -45,6 +45,7 @@ from topklass.reference.power_sums import (
     working_dtype,
 )
 
+Plain = Callable[[Tensor, Weights], Tensor]
 FACTORS = 16
 """So many numbers from 1/11 to 11 have a product in float32."""
 
@@ -76,9 +77,7 @@ def serves(scores: Tensor, lists: Lists) -> bool:
     )
 
 
-def expected_loss(
-    scores: Tensor, weights: Weights, lists: Lists, plain: Callable[[Tensor], Tensor]
-) -> Tensor:
+def expected_loss(scores: Tensor, weights: Weights, lists: Lists, plain: Plain) -> Tensor:
     """``Σ_c w_c ℓ_c`` of (R, n) scores, (R, 1); ``plain`` is the same by plain operations."""
     wanted = scores if torch.is_grad_enabled() else scores.detach()
     result: Tensor = _ExpectedLoss.apply(wanted, weights, lists, plain)
@@ -87,9 +86,7 @@ def expected_loss(
 
 class _ExpectedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, weights: Weights, lists: Lists, plain: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, weights: Weights, lists: Lists, plain: Plain) -> Tensor:
         wanted, step = ctx.needs_input_grad[0], fused.block_rows(scores)
         rows = [slice(i, i + step) for i in range(0, max(1, len(scores)), step)]
         dtype = working_dtype(scores.dtype)
@@ -114,19 +111,23 @@ class _ExpectedLoss(torch.autograd.Function):
         if wanted:
             more = slopes_through_tail(tail, moments.t())
             saved = (places, slopes.tail.add_(more.tail), slopes.top.add_(more.top), of_label)
+            numbers, tensors = weights.apart()
             ctx.save_for_backward(
-                scores, *saved, *(block.u for block in blocks), *(each[2] for each in passes)
+                scores, *tensors, *saved, *(block.u for block in blocks), *(x[2] for x in passes)
             )
-            ctx.call = weights, lists, plain, rows, [block.weights for block in blocks]
+            factors = [1.0 if isinstance(w, Tensor) else w for w in (x.weights for x in blocks)]
+            ctx.call = numbers, lists, plain, rows, factors
         return (total * lists.scale).unsqueeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        scores, places, tail, top, of_label, *blocks = ctx.saved_tensors
-        weights, lists, plain, slices, tail_weights = ctx.call
+        scores, every, labels, own, places, tail, top, of_label, *blocks = ctx.saved_tensors
+        numbers, lists, plain, slices, factors = ctx.call
         if needs_plain_backward(gradient):
-            return plain_backward(plain, scores, gradient), None, None, None
+            weights = numbers.joined(every, labels, own)
+            result = plain_backward(lambda s: plain(s, weights), scores, gradient)
+            return result, None, None, None
         dtype = working_dtype(scores.dtype)
         factor = gradient.squeeze(1) * (lists.scale / lists.temperature)
         most = torch.finfo(dtype).max / 4  # for coefficients of powers that vanish
@@ -135,14 +136,14 @@ class _ExpectedLoss(torch.autograd.Function):
         minus = factor.neg().to(dtype).unsqueeze(1)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
         half = len(blocks) // 2
-        for rows, u, own, w in zip(slices, blocks[:half], blocks[half:], tail_weights, strict=True):
+        for rows, u, own, w in zip(slices, blocks[:half], blocks[half:], factors, strict=True):
             out = result[rows]
             into = out if out.dtype == dtype else None
             value = fused.polynomial(coefficients[:, rows], u, into)
-            value.addcmul_(own, minus[rows] * (w if isinstance(w, float) else 1.0))
+            value.addcmul_(own, minus[rows] * w)
             value.scatter_(1, places[rows], of_top[rows])
-            if weights.labels is not None:
-                value.scatter_add_(1, weights.labels[rows], of_label[rows])
+            if labels is not None:
+                value.scatter_add_(1, labels[rows], of_label[rows])
             if into is None:
                 out.copy_(value)
         return result, None, None, None
