@@ -46,6 +46,8 @@ from topklass.reference.power_sums import (
 )
 
 Plain = Callable[[Tensor, Weights], Tensor]
+CONSTANTS_ELEMENTS = 2**20
+"""Numbers of float64 that the largest constants of some rows may have: 8 MB."""
 FACTORS = 16
 """So many numbers from 1/11 to 11 have a product in float32."""
 
@@ -84,59 +86,71 @@ def expected_loss(scores: Tensor, weights: Weights, lists: Lists, plain: Plain) 
     return result
 
 
+class _Kept(NamedTuple):
+    """What the backward pass needs of the tail in some rows."""
+
+    u: Tensor
+    own: Tensor
+    """``−T ∂ℓ/∂s`` of a class's own loss, (r, n)."""
+    weight: float
+    """What ``own`` is to be multiplied by."""
+
+
+class _Group(NamedTuple):
+    """Rows whose constants are made together."""
+
+    losses: Tensor
+    """(r)."""
+    places: Tensor
+    """Classes of the leaders, (r, M)."""
+    of_top: Tensor
+    """Derivatives by the leaders over T, (r, M)."""
+    of_label: Tensor
+    """What the label in the tail has besides, (r)."""
+    tail: Tensor
+    """Coefficients of derivatives by the tail, (K, r)."""
+    blocks: list[_Kept]
+
+
 class _ExpectedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, weights: Weights, lists: Lists, plain: Plain) -> Tensor:
-        wanted, step = ctx.needs_input_grad[0], fused.block_rows(scores)
-        rows = [slice(i, i + step) for i in range(0, max(1, len(scores)), step)]
-        dtype = working_dtype(scores.dtype)
+        wanted, dtype = ctx.needs_input_grad[0], working_dtype(scores.dtype)
         scratch = scores.new_empty(0, dtype=dtype), scores.new_empty(0, dtype=dtype)
-        blocks = [_read(scores[each], weights.of_rows(each), lists, scratch[0]) for each in rows]
-        top, places, sums, drops = _joined([block[:4] for block in blocks])
-        top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
-        tail = marginals_of_tail(top, sums, lists)
-        passes = [
-            _over_classes(block, tail, each, lists, wanted, scratch)
-            for each, block in zip(rows, blocks, strict=True)
+        groups = [
+            _of_rows(scores[rows], weights.of_rows(rows), lists, wanted, scratch)
+            for rows in _slices(len(scores), _rows_at_once(scores, lists))
         ]
-        losses, moments = _joined([each[:2] for each in passes])
-        total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
-        total += losses - drops
-        of_label = torch.zeros_like(total)
-        if weights.labels is not None:
-            loss, of_label = weighted_loss_of_label(
-                scores, top[-1], places, weights, lists, tail, moments
-            )
-            total += loss
+        total, *saved = _joined([group[:4] for group in groups])
         if wanted:
-            more = slopes_through_tail(tail, moments.t())
-            saved = (places, slopes.tail.add_(more.tail), slopes.top.add_(more.top), of_label)
+            tail = torch.cat([group.tail for group in groups], 1)
+            kept = [block for group in groups for block in group.blocks]
             numbers, tensors = weights.apart()
-            ctx.save_for_backward(
-                scores, *tensors, *saved, *(block.u for block in blocks), *(x[2] for x in passes)
-            )
-            factors = [1.0 if isinstance(w, Tensor) else w for w in (x.weights for x in blocks)]
-            ctx.call = numbers, lists, plain, rows, factors
+            blocks = (*(block.u for block in kept), *(block.own for block in kept))
+            ctx.save_for_backward(scores, *tensors, *saved, tail, *blocks)
+            ctx.call = numbers, lists, plain, [block.weight for block in kept]
         return (total * lists.scale).unsqueeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        scores, every, labels, own, places, tail, top, of_label, *blocks = ctx.saved_tensors
-        numbers, lists, plain, slices, factors = ctx.call
+        scores, every, labels, more, places, top, of_label, tail, *blocks = ctx.saved_tensors
+        numbers, lists, plain, tail_weights = ctx.call
         if needs_plain_backward(gradient):
-            weights = numbers.joined(every, labels, own)
+            weights = numbers.joined(every, labels, more)
             result = plain_backward(lambda s: plain(s, weights), scores, gradient)
             return result, None, None, None
         dtype = working_dtype(scores.dtype)
         factor = gradient.squeeze(1) * (lists.scale / lists.temperature)
         most = torch.finfo(dtype).max / 4  # for coefficients of powers that vanish
         coefficients = (tail * factor).clamp_(-most, most).to(dtype).unsqueeze(2)
-        of_top, of_label = (top * factor).t().to(dtype), (of_label * factor).to(dtype).unsqueeze(1)
-        minus = factor.neg().to(dtype).unsqueeze(1)
+        of_label = (of_label * factor).to(dtype).unsqueeze(1)
+        factor = factor.unsqueeze(1)
+        of_top, minus = (top * factor).to(dtype), factor.neg().to(dtype)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        half = len(blocks) // 2
-        for rows, u, own, w in zip(slices, blocks[:half], blocks[half:], factors, strict=True):
+        half, end = len(blocks) // 2, 0
+        for u, own, w in zip(blocks[:half], blocks[half:], tail_weights, strict=True):
+            rows = slice(end, end := end + len(u))
             out = result[rows]
             into = out if out.dtype == dtype else None
             value = fused.polynomial(coefficients[:, rows], u, into)
@@ -149,8 +163,57 @@ class _ExpectedLoss(torch.autograd.Function):
         return result, None, None, None
 
 
+def _slices(rows: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+
+
 def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+
+def _rows_at_once(scores: Tensor, lists: Lists) -> int:
+    """Rows of a group: several blocks, as small operations cost the more the fewer rows there are.
+
+    The largest of its constants are the products that leave out each leader.
+    """
+    longest = max(lists.lengths)
+    count = leaders(longest)
+    most = CONSTANTS_ELEMENTS // (count * (count + len(lists.lengths)) * (longest + 2))
+    block = fused.block_rows(scores)
+    return max(1, most // block * block if most > block else most)
+
+
+def _of_rows(
+    scores: Tensor, weights: Weights, lists: Lists, wanted: bool, scratch: tuple[Tensor, Tensor]
+) -> _Group:
+    """Losses of some rows, and what their gradient needs."""
+    rows = _slices(len(scores), fused.block_rows(scores))
+    blocks = [_read(scores[each], weights.of_rows(each).every, lists, scratch[0]) for each in rows]
+    top, places, sums, drops = _joined([block[:4] for block in blocks])
+    top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
+    tail = marginals_of_tail(top, sums, lists)
+    passes = [
+        _over_classes(block, tail, each, lists, wanted, scratch)
+        for each, block in zip(rows, blocks, strict=True)
+    ]
+    losses, moments = _joined([each[:2] for each in passes])
+    total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
+    total += losses - drops
+    of_label = torch.zeros_like(total)
+    if weights.labels is not None:
+        loss, of_label = weighted_loss_of_label(
+            scores, top[-1], places, weights, lists, tail, moments
+        )
+        total += loss
+    kept = []
+    if wanted:
+        more = slopes_through_tail(tail, moments.t())
+        slopes.tail.add_(more.tail)
+        slopes.top.add_(more.top)
+        for block, (_, _, own) in zip(blocks, passes, strict=True):
+            weight = 1.0 if isinstance(block.weights, Tensor) else block.weights
+            kept.append(_Kept(block.u, own, weight))
+    return _Group(total, places, slopes.top.t(), of_label, slopes.tail, kept)
 
 
 def _read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -> _Block:

@@ -49,10 +49,14 @@ class Weights(NamedTuple):
             self.every if every is None else every, labels, self.own if own is None else own
         )
 
-    def of_rows(self, rows: slice) -> float | Tensor:
-        """Those of all classes in some rows."""
-        every = self.every
-        return every[rows] if isinstance(every, Tensor) and len(every) > 1 else every
+    def of_rows(self, rows: slice) -> "Weights":
+        """Those in some rows."""
+        every, labels, own = self
+        return Weights(
+            every[rows] if isinstance(every, Tensor) and len(every) > 1 else every,
+            None if labels is None else labels[rows],
+            own[rows] if isinstance(own, Tensor) else own,
+        )
 
     def at(self, places: Tensor) -> Tensor:
         """Those of some classes, (R, m), in float64."""
