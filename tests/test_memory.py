@@ -72,6 +72,6 @@ def test_at_most_three_tensors_of_the_logits_size(criteria):
 
 
 def test_short_rows_whose_constants_are_larger_than_they_are():
-    """The constants that leave out each leader, 40 times the logits, are made for few rows."""
+    """The constants of all rows would take more than 40 times the memory of the logits."""
     found = taken(["SmoothTopKLoss(k=5, label_smoothing=0.1)"], 16384, 21)
     assert max(found.values()) < 10, found

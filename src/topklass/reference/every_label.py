@@ -79,6 +79,15 @@ def serves(scores: Tensor, lists: Lists) -> bool:
     )
 
 
+def gradient_bytes(scores: Tensor, weighted: bool) -> int:
+    """How much memory a score takes at most, itself included, if a block is one long row.
+
+    Its power u, ``∂ℓ/∂s`` or the gradient, and two of scratch memory. Weights of classes take four
+    more: those given, those of the tail, and a copy in float64.
+    """
+    return scores.element_size() + working_dtype(scores.dtype).itemsize * (8 if weighted else 4)
+
+
 def expected_loss(scores: Tensor, weights: Weights, lists: Lists, plain: Plain) -> Tensor:
     """``Σ_c w_c ℓ_c`` of (R, n) scores, (R, 1); ``plain`` is the same by plain operations."""
     wanted = scores if torch.is_grad_enabled() else scores.detach()
