@@ -108,6 +108,7 @@ def test_against_float64(loss, parameters):
 @pytest.mark.parametrize("kind", ["smoothed", "weighted", "probabilities"])
 def test_margins_of_classes_reductions_and_blocks(kind, reduction, monkeypatch):
     monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 100)  # two blocks of two rows, and one of one
+    monkeypatch.setattr(every_label, "CONSTANTS_ELEMENTS", 450)  # two blocks together, then one
     scores, margin = 3 * torch.randn(ROWS, 50), torch.rand(50)
     target, options = targets_of(scores)[kind]
     check(smooth_topk_loss, scores, target, k=3, margin=margin, reduction=reduction, **options)
