@@ -75,18 +75,22 @@ def value_and_gradient(
 
 
 def check(
-    loss: Callable[..., Tensor], scores: Tensor, target: Tensor, **options: object
+    loss: Callable[..., Tensor],
+    scores: Tensor,
+    target: Tensor,
+    equal_nan: bool = False,
+    **options: object,
 ) -> tuple[Tensor, Tensor]:
     """Float32 against float64, row by row."""
     value, gradient = value_and_gradient(loss, scores, target, **options)
     with use_backend("reference"):
         exact, slope = value_and_gradient(loss, scores.double(), target, **options)
     assert value.dtype == gradient.dtype == torch.float32
-    torch.testing.assert_close(value.double(), exact, rtol=LOSS, atol=1e-30, equal_nan=True)
+    torch.testing.assert_close(value.double(), exact, rtol=LOSS, atol=1e-30, equal_nan=equal_nan)
     scale = slope.nan_to_num().norm(dim=1).clamp(min=1e-3)  # uniform chances on ties: nearly 0
     off = (gradient - slope).div(scale.unsqueeze(1))
     expected = torch.zeros_like(off).masked_fill(slope.isnan(), math.nan)
-    torch.testing.assert_close(off, expected, rtol=0, atol=GRADIENT, equal_nan=True)
+    torch.testing.assert_close(off, expected, rtol=0, atol=GRADIENT, equal_nan=equal_nan)
     return value, gradient
 
 
@@ -104,6 +108,7 @@ def test_against_float64(loss, parameters):
 @pytest.mark.parametrize("kind", ["smoothed", "weighted", "probabilities"])
 def test_margins_of_classes_reductions_and_blocks(kind, reduction, monkeypatch):
     monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 100)  # two blocks of two rows, and one of one
+    monkeypatch.setattr(every_label, "CONSTANTS_ELEMENTS", 450)  # two blocks together, then one
     scores, margin = 3 * torch.randn(ROWS, 50), torch.rand(50)
     target, options = targets_of(scores)[kind]
     check(smooth_topk_loss, scores, target, k=3, margin=margin, reduction=reduction, **options)
@@ -128,7 +133,8 @@ def test_rows_with_nan_and_no_rows(loss, parameters):
     scores = torch.randn(ROWS, 40)
     scores[1, 3] = math.nan
     for target, options in targets_of(scores).values():
-        value, gradient = check(loss, scores, target, reduction="none", **parameters, **options)
+        options = {"reduction": "none", **parameters, **options}
+        value, gradient = check(loss, scores, target, equal_nan=True, **options)
         if not options.get("ignore_index"):
             assert value.isnan().tolist() == [False, True, False, False, False]
             assert gradient[1].isnan().all()
@@ -161,9 +167,21 @@ def test_higher_derivatives():
     torch.testing.assert_close(hessian.double(), exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_target_changed_before_backward(probabilities, create_graph):
+    scores, target = torch.randn(2, 6, requires_grad=True), torch.tensor([0, 4])
+    target = torch.eye(6)[target] if probabilities else target
+    options = {} if probabilities else {"label_smoothing": 0.1}
+    value = topk_cross_entropy(scores, target, 3, **options)
+    target.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(value, scores, create_graph=create_graph)
+
+
 def test_who_is_served(monkeypatch):
     """Longer lists, float64 and mixtures with margins take plain operations."""
-    monkeypatch.setattr(every_label, "_read", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(every_label, "read", lambda *_: pytest.fail("read"))
     scores, target = torch.randn(2, 30), torch.tensor([0, 4])
     topk_cross_entropy(scores, target, 11, label_smoothing=0.1)
     topk_cross_entropy(scores.double(), target, 5, label_smoothing=0.1)

@@ -5,7 +5,9 @@ import torch
 from benchmarks.memory import peak_on_cpu
 
 from linear_cases import CLASSES, LOSSES, ROWS, Layer, differentiate, fused, in_rows, layer, plain
+from topklass._checks import Options
 from topklass.functional import _chunks, _linear_function
+from topklass.functional.smooth import SmoothHinge
 
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 every_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -132,11 +134,34 @@ def test_default_room():
     assert _chunks.default_bytes(many.expand(128_256, 4096)) == 7 * 128_256 * 1024
 
 
-@pytest.mark.parametrize("target", ["smoothed", "probabilities"])
-def test_a_row_that_does_not_fit(target):
-    of = layer()
+@pytest.mark.parametrize(
+    ("target", "dtype", "room"),
+    [
+        ("smoothed", torch.float64, 1728),
+        ("probabilities", torch.float64, 1728),
+        ("smoothed", torch.float32, 9 * 5 * 4),
+        ("probabilities", torch.float32, 9 * 9 * 4),
+    ],
+)
+def test_a_row_that_does_not_fit(target, dtype, room):
+    of = layer(dtype=dtype)
     smoothing = 0.1 if target == "smoothed" else 0.0
     if target == "probabilities":
-        of = of._replace(target=torch.full((ROWS, CLASSES), 1 / CLASSES, dtype=torch.float64))
-    with pytest.raises(RuntimeError, match=r"1728 bytes for one row of 9 classes.*chunk_bytes=100"):
+        of = of._replace(target=torch.full((ROWS, CLASSES), 1 / CLASSES, dtype=dtype))
+    message = rf"{room} bytes for one row of 9 classes.*chunk_bytes=100"
+    with pytest.raises(RuntimeError, match=message):
         fused(LOSSES["smooth"], of, label_smoothing=smoothing, chunk_bytes=100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_memory_of_one_long_row(weighted, dtype):
+    """What is charged for label smoothing and class probabilities is what they take."""
+    loss, classes = SmoothHinge(5, 1.0, 1.0), 2**18
+    options = Options(reduction="none", label_smoothing=0.1)
+    scores, target = torch.randn(1, classes).to(dtype), torch.tensor([[3]])
+    if weighted:
+        target = torch.full((1, classes), 1 / classes)
+    taken = peak_on_cpu(lambda: loss.losses_and_gradient(scores, target, options, torch.ones(1)))
+    charged = loss.gradient_bytes(scores, target, options) - scores.element_size()
+    assert 0.8 * charged < taken / classes < 1.02 * charged

@@ -39,7 +39,7 @@ from topklass._transforms import (
     plain_backward,
     spread_nan,
 )
-from topklass.reference.every_label import expected_loss, serves
+from topklass.reference.every_label import expected_loss, gradient_bytes, serves
 from topklass.reference.every_label_rows import Weights
 from topklass.reference.noised import first_order_only
 from topklass.reference.power_sums import working_dtype
@@ -108,7 +108,11 @@ class RowLoss:
         if kernel_of_targets(self, scores, targets, options) is not None:
             return scores.element_size()
         if every_class_counts(targets, options):
-            return self.cost() * wide
+            lists = self.lists()
+            if lists is None or is_differentiated(self.margin) or not serves(scores, lists):
+                return self.cost() * wide
+            labels = isinstance(targets, Tensor) and not targets.is_floating_point()
+            return gradient_bytes(scores, weighted=not labels or options.weight is not None)
         return 2 * scores.element_size() + 4 * wide
 
 
@@ -323,7 +327,7 @@ def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor
     def expected(scores: Tensor, chances: Tensor) -> Tensor:
         return _expected(loss.rows(scores, None), chances)
 
-    def plain(scores: Tensor) -> Tensor:
+    def plain(scores: Tensor, weights: Weights) -> Tensor:
         chances = weights.dense(scores)
         if loss.is_random or differentiated:
             return expected(scores, chances)
@@ -332,7 +336,7 @@ def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor
     differentiated = any(map(is_differentiated, (loss.margin, weights.every, weights.own)))
     lists = loss.lists()
     if lists is None or differentiated or not serves(scores, lists):
-        return plain(scores)
+        return plain(scores, weights)
     return expected_loss(scores, weights, lists, plain)
 
 

@@ -21,7 +21,6 @@ and from the sums of the former over the row come derivatives by the S_j, and by
 """
 
 from collections.abc import Callable
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -30,39 +29,19 @@ from torch import Tensor
 from topklass._lists import Lists, leaders
 from topklass._transforms import can_read_values, needs_plain_backward, plain_backward
 from topklass.reference import fused
+from topklass.reference.every_label_blocks import over_classes, read
 from topklass.reference.every_label_rows import (
-    Tail,
     Weights,
     marginals_of_tail,
     slopes_through_tail,
     weighted_loss_of_label,
     weighted_losses_of_leaders,
 )
-from topklass.reference.power_sums import (
-    LARGEST_K_IN_FLOAT32,
-    lowest_score,
-    wide_dtype,
-    working_dtype,
-)
+from topklass.reference.power_sums import LARGEST_K_IN_FLOAT32, wide_dtype, working_dtype
 
-FACTORS = 16
-"""So many numbers from 1/11 to 11 have a product in float32."""
-
-
-class _Block(NamedTuple):
-    """What is known of some rows after the first pass over their scores."""
-
-    top: Tensor
-    """The leaders, (r, M)."""
-    places: Tensor
-    sums: Tensor
-    """Power sums of the tail, (r, K)."""
-    drops: Tensor
-    """``Σ_c w_c log u_c`` of the tail, (r)."""
-    u: Tensor
-    """(r, n), 0 for leaders."""
-    weights: float | Tensor
-    """Of the tail: a number, or (r, n) with 0 for leaders and absent classes."""
+Plain = Callable[[Tensor, Weights], Tensor]
+CONSTANTS_ELEMENTS = 2**20
+"""Numbers of float64 that the largest constants of some rows may have: 8 MB."""
 
 
 def serves(scores: Tensor, lists: Lists) -> bool:
@@ -76,198 +55,147 @@ def serves(scores: Tensor, lists: Lists) -> bool:
     )
 
 
-def expected_loss(
-    scores: Tensor, weights: Weights, lists: Lists, plain: Callable[[Tensor], Tensor]
-) -> Tensor:
+def gradient_bytes(scores: Tensor, weighted: bool) -> int:
+    """How much memory a score takes at most, itself included, if a block is one long row.
+
+    Its power u, ``∂ℓ/∂s`` or the gradient, and two of scratch memory. Weights of classes take four
+    more: those given, those of the tail, and a copy in float64.
+    """
+    return scores.element_size() + working_dtype(scores.dtype).itemsize * (8 if weighted else 4)
+
+
+def expected_loss(scores: Tensor, weights: Weights, lists: Lists, plain: Plain) -> Tensor:
     """``Σ_c w_c ℓ_c`` of (R, n) scores, (R, 1); ``plain`` is the same by plain operations."""
     wanted = scores if torch.is_grad_enabled() else scores.detach()
     result: Tensor = _ExpectedLoss.apply(wanted, weights, lists, plain)
     return result
 
 
+class _Kept(NamedTuple):
+    """What the backward pass needs of the tail in some rows."""
+
+    u: Tensor
+    own: Tensor
+    """``−T ∂ℓ/∂s`` of a class's own loss, (r, n)."""
+    weight: float
+    """What ``own`` is to be multiplied by."""
+
+
+class _Group(NamedTuple):
+    """Rows whose constants are made together."""
+
+    losses: Tensor
+    """(r)."""
+    places: Tensor
+    """Classes of the leaders, (r, M)."""
+    of_top: Tensor
+    """Derivatives by the leaders over T, (r, M)."""
+    of_label: Tensor
+    """What the label in the tail has besides, (r)."""
+    tail: Tensor
+    """Coefficients of derivatives by the tail, (K, r)."""
+    blocks: list[_Kept]
+
+
 class _ExpectedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, weights: Weights, lists: Lists, plain: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        wanted, step = ctx.needs_input_grad[0], fused.block_rows(scores)
-        rows = [slice(i, i + step) for i in range(0, max(1, len(scores)), step)]
-        dtype = working_dtype(scores.dtype)
+    def forward(ctx: Any, scores: Tensor, weights: Weights, lists: Lists, plain: Plain) -> Tensor:
+        wanted, dtype = ctx.needs_input_grad[0], working_dtype(scores.dtype)
         scratch = scores.new_empty(0, dtype=dtype), scores.new_empty(0, dtype=dtype)
-        blocks = [_read(scores[each], weights.of_rows(each), lists, scratch[0]) for each in rows]
-        top, places, sums, drops = _joined([block[:4] for block in blocks])
-        top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
-        tail = marginals_of_tail(top, sums, lists)
-        passes = [
-            _over_classes(block, tail, each, lists, wanted, scratch)
-            for each, block in zip(rows, blocks, strict=True)
+        groups = [
+            _of_rows(scores[rows], weights.of_rows(rows), lists, wanted, scratch)
+            for rows in _slices(len(scores), _rows_at_once(scores, lists))
         ]
-        losses, moments = _joined([each[:2] for each in passes])
-        total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
-        total += losses - drops
-        of_label = torch.zeros_like(total)
-        if weights.labels is not None:
-            loss, of_label = weighted_loss_of_label(
-                scores, top[-1], places, weights, lists, tail, moments
-            )
-            total += loss
+        total, *saved = _joined([group[:4] for group in groups])
         if wanted:
-            more = slopes_through_tail(tail, moments.t())
-            saved = (places, slopes.tail.add_(more.tail), slopes.top.add_(more.top), of_label)
-            ctx.save_for_backward(
-                scores, *saved, *(block.u for block in blocks), *(each[2] for each in passes)
-            )
-            ctx.call = weights, lists, plain, rows, [block.weights for block in blocks]
+            tail = torch.cat([group.tail for group in groups], 1)
+            kept = [block for group in groups for block in group.blocks]
+            numbers, tensors = weights.apart()
+            blocks = (*(block.u for block in kept), *(block.own for block in kept))
+            ctx.save_for_backward(scores, *tensors, *saved, tail, *blocks)
+            ctx.call = numbers, lists, plain, [block.weight for block in kept]
         return (total * lists.scale).unsqueeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        scores, places, tail, top, of_label, *blocks = ctx.saved_tensors
-        weights, lists, plain, slices, tail_weights = ctx.call
+        scores, every, labels, more, places, top, of_label, tail, *blocks = ctx.saved_tensors
+        numbers, lists, plain, tail_weights = ctx.call
         if needs_plain_backward(gradient):
-            return plain_backward(plain, scores, gradient), None, None, None
+            weights = numbers.joined(every, labels, more)
+            result = plain_backward(lambda s: plain(s, weights), scores, gradient)
+            return result, None, None, None
         dtype = working_dtype(scores.dtype)
         factor = gradient.squeeze(1) * (lists.scale / lists.temperature)
         most = torch.finfo(dtype).max / 4  # for coefficients of powers that vanish
         coefficients = (tail * factor).clamp_(-most, most).to(dtype).unsqueeze(2)
-        of_top, of_label = (top * factor).t().to(dtype), (of_label * factor).to(dtype).unsqueeze(1)
-        minus = factor.neg().to(dtype).unsqueeze(1)
+        of_label = (of_label * factor).to(dtype).unsqueeze(1)
+        factor = factor.unsqueeze(1)
+        of_top, minus = (top * factor).to(dtype), factor.neg().to(dtype)
         result = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        half = len(blocks) // 2
-        for rows, u, own, w in zip(slices, blocks[:half], blocks[half:], tail_weights, strict=True):
+        half, end = len(blocks) // 2, 0
+        for u, own, w in zip(blocks[:half], blocks[half:], tail_weights, strict=True):
+            rows = slice(end, end := end + len(u))
             out = result[rows]
             into = out if out.dtype == dtype else None
             value = fused.polynomial(coefficients[:, rows], u, into)
-            value.addcmul_(own, minus[rows] * (w if isinstance(w, float) else 1.0))
+            value.addcmul_(own, minus[rows] * w)
             value.scatter_(1, places[rows], of_top[rows])
-            if weights.labels is not None:
-                value.scatter_add_(1, weights.labels[rows], of_label[rows])
+            if labels is not None:
+                value.scatter_add_(1, labels[rows], of_label[rows])
             if into is None:
                 out.copy_(value)
         return result, None, None, None
+
+
+def _slices(rows: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
-def _read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -> _Block:
-    """First pass: leaders, tail and power sums."""
-    classes, longest, temperature = scores.shape[1], max(lists.lengths), lists.temperature
-    count = min(leaders(longest), classes)
-    work = fused.padded(scores, count, working_dtype(scores.dtype))
-    top, places = fused.largest(work, count)
-    top.clamp_(min=lowest_score(work))
-    places.clamp_(max=classes - 1)  # an absent class may lie in the padding
-    u, least = work[:, :classes], top[:, -1:]
-    u.scatter_(1, places, least.expand_as(top))
-    u.sub_(least).mul_(fused.LOG2_E / temperature)
-    weights: float | Tensor = every
-    if isinstance(every, Tensor):
-        weights = every.expand_as(u).scatter(1, places, 0.0)
-    drops = _weighted_sum(u, weights, scratch)
-    if not bool(drops.isfinite().all()):
-        weights, drops = _without_absent(scores, u, weights, places)
-    u.exp2_().scatter_(1, places, 0.0)
-    wide = wide_dtype(scores)
-    sums = fused.sums_of_powers(u, longest, scratch).to(wide)
-    return _Block(top, places, sums, drops.to(wide) / fused.LOG2_E, u, weights)
+def _rows_at_once(scores: Tensor, lists: Lists) -> int:
+    """Rows of a group: several blocks, as small operations cost the more the fewer rows there are.
+
+    The largest of its constants are the products that leave out each leader.
+    """
+    longest = max(lists.lengths)
+    count = leaders(longest)
+    most = CONSTANTS_ELEMENTS // (count * (count + len(lists.lengths)) * (longest + 2))
+    block = fused.block_rows(scores)
+    return max(1, most // block * block if most > block else most)
 
 
-def _weighted_sum(values: Tensor, weights: float | Tensor, scratch: Tensor) -> Tensor:
-    if not isinstance(weights, Tensor):
-        return values.sum(1).mul_(weights)
-    return torch.mul(values, weights, out=scratch.resize_(values.shape)).sum(1)
-
-
-def _without_absent(
-    scores: Tensor, logs: Tensor, weights: float | Tensor, places: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weights without those of absent classes, and ``Σ_c w_c log u_c``, −inf if one had some."""
-    absent = scores == -inf
-    every = torch.as_tensor(weights, dtype=logs.dtype, device=logs.device).expand_as(logs)
-    every = every.scatter(1, places, 0.0)
-    spoilt = (absent & (every > 0)).any(1)
-    kept = every.masked_fill(absent, 0.0)
-    drops = (logs.masked_fill(absent, 0.0) * kept).sum(1)
-    return kept, drops.masked_fill(spoilt, -inf)
-
-
-def _over_classes(
-    block: _Block,
-    tail: Tail,
-    rows: slice,
-    lists: Lists,
-    wanted: bool,
-    scratch: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Second pass: losses of the tail but for ``log u``, moments, (r, K), and ``−T ∂ℓ/∂s``."""
-    u, weights, margin = block.u, block.weights, lists.margin
-    dtype, wide = u.dtype, block.sums.dtype
-    coefficients = tail.h[:, rows].to(dtype, copy=True).unsqueeze(2)
-    coefficients[1::2].neg_()
-    inverse = _horner(coefficients, u, scratch[0].resize_(u.shape))
-    other = scratch[1].resize_(u.shape)
-    if isinstance(margin, Tensor) or margin:
-        reach = torch.expm1(-torch.as_tensor(margin, dtype=wide, device=u.device)).to(dtype)
-        torch.mul(u, tail.first[rows].to(dtype).unsqueeze(1), out=other).mul_(reach)
-        torch.addcmul(torch.ones_like(coefficients[0]), other, inverse, out=other)  # 1 − b π
-        ratio = other.div_(inverse)
-        inverse.square_().mul_(ratio).reciprocal_()
-    else:
-        ratio = inverse.reciprocal_()
-    if isinstance(weights, Tensor):
-        total = weights.sum(1, dtype=wide)
-        losses = torch.log(ratio, out=other).mul_(weights).sum(1).to(wide)
-        inverse.mul_(weights)
-    else:
-        total = torch.full_like(tail.first[rows], weights * (u.shape[1] - block.top.shape[1]))
-        losses = _sum_of_logs(ratio, other).to(wide).mul_(weights)
-    losses += _margins(block, margin, total) - tail.log_first[rows] * total
-    own = u
+def _of_rows(
+    scores: Tensor, weights: Weights, lists: Lists, wanted: bool, scratch: tuple[Tensor, Tensor]
+) -> _Group:
+    """Losses of some rows, and what their gradient needs."""
+    rows = _slices(len(scores), fused.block_rows(scores))
+    blocks = [read(scores[each], weights.of_rows(each).every, lists, scratch[0]) for each in rows]
+    top, places, sums, drops = _joined([block[:4] for block in blocks])
+    top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
+    tail = marginals_of_tail(top, sums, lists)
+    passes = [
+        over_classes(block, tail, each, lists, wanted, scratch)
+        for each, block in zip(rows, blocks, strict=True)
+    ]
+    losses, moments = _joined([each[:2] for each in passes])
+    total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
+    total += losses - drops
+    of_label = torch.zeros_like(total)
+    if weights.labels is not None:
+        loss, of_label = weighted_loss_of_label(
+            scores, top[-1], places, weights, lists, tail, moments
+        )
+        total += loss
+    kept = []
     if wanted:
-        degree = torch.arange(1, len(coefficients) + 1, device=u.device, dtype=dtype)
-        own = _horner(coefficients * degree.view(-1, 1, 1), u, torch.empty_like(u)).mul_(inverse)
-    moments = [inverse.sum(1).to(wide)]
-    for _ in range(len(coefficients) - 1):
-        moments.append(inverse.mul_(u).sum(1).to(wide))
-    if not isinstance(weights, Tensor):
-        moments[0].sub_(block.top.shape[1])  # leaders
-        moments = [moment.mul_(weights) for moment in moments]
-    for moment in moments[1::2]:
-        moment.neg_()
-    return losses, torch.stack(moments, 1), own
-
-
-def _margins(block: _Block, margin: float | Tensor, total: Tensor) -> Tensor:
-    """``Σ_c w_c α_c`` of the tail, (r)."""
-    if not isinstance(margin, Tensor) or margin.dim() == 0:
-        return total * margin
-    each = margin.to(total.dtype)
-    if isinstance(block.weights, Tensor):
-        return block.weights.to(total.dtype) @ each
-    return (each.sum() - each[block.places].sum(1)) * block.weights
-
-
-def _horner(coefficients: Tensor, u: Tensor, out: Tensor) -> Tensor:
-    """``Σ_m c_m u^m`` for u of (r, n) and coefficients of (K, r, 1)."""
-    *others, last = coefficients.unbind(0)
-    if not others:
-        return out.copy_(last.expand_as(u))
-    torch.mul(u, last, out=out).add_(others[-1])
-    for c in reversed(others[:-1]):
-        torch.addcmul(c, out, u, out=out)
-    return out
-
-
-def _sum_of_logs(x: Tensor, out: Tensor) -> Tensor:
-    """``Σ log x`` of (r, n) as the logarithms of products: a logarithm costs 7 multiplications."""
-    factors = 1
-    while factors < FACTORS and x.shape[1] > 1:
-        half, rest = x.shape[1] // 2, x.shape[1] - x.shape[1] // 2
-        torch.mul(x[:, :half], x[:, rest:], out=out[:, :half])
-        if rest > half:
-            out[:, half:rest] = x[:, half:rest]
-        x, factors = out[:, :rest], 2 * factors
-    return x.log().sum(1)
+        more = slopes_through_tail(tail, moments.t())
+        slopes.tail.add_(more.tail)
+        slopes.top.add_(more.top)
+        for block, (_, _, own) in zip(blocks, passes, strict=True):
+            weight = 1.0 if isinstance(block.weights, Tensor) else block.weights
+            kept.append(_Kept(block.u, own, weight))
+    return _Group(total, places, slopes.top.t(), of_label, slopes.tail, kept)

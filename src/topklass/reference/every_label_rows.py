@@ -36,10 +36,27 @@ class Weights(NamedTuple):
             return every
         return every.scatter(1, self.labels, every.gather(1, self.labels) + self.own)
 
-    def of_rows(self, rows: slice) -> float | Tensor:
-        """Those of all classes in some rows."""
-        every = self.every
-        return every[rows] if isinstance(every, Tensor) and len(every) > 1 else every
+    def apart(self) -> "tuple[Weights, tuple[Tensor | None, ...]]":
+        """The numbers, and the tensors in their places, which autograd saves."""
+        every, own = (0.0 if isinstance(each, Tensor) else each for each in (self.every, self.own))
+        return Weights(every, None, own), tuple(
+            each if isinstance(each, Tensor) else None for each in self
+        )
+
+    def joined(self, every: Tensor | None, labels: Tensor | None, own: Tensor | None) -> "Weights":
+        """The inverse of :meth:`apart`."""
+        return Weights(
+            self.every if every is None else every, labels, self.own if own is None else own
+        )
+
+    def of_rows(self, rows: slice) -> "Weights":
+        """Those in some rows."""
+        every, labels, own = self
+        return Weights(
+            every[rows] if isinstance(every, Tensor) and len(every) > 1 else every,
+            None if labels is None else labels[rows],
+            own[rows] if isinstance(own, Tensor) else own,
+        )
 
     def at(self, places: Tensor) -> Tensor:
         """Those of some classes, (R, m), in float64."""
