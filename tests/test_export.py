@@ -102,7 +102,7 @@ def test_export_with_all_options(strict):
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_of_drawn_noise(strict):
-    """Nothing that is drawn is baked into the program, which draws other numbers of the same law."""
+    """Nothing that is drawn is baked into the program. It draws other numbers, of the same law."""
     module = topklass.NoisedTopKLoss(2)
     program = exported(module, problem((FEW, C), dtype=torch.float32), strict)
     logits, target = problem((1_000, C), dtype=torch.float32)
