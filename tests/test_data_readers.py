@@ -376,6 +376,7 @@ def test_a_missing_package_says_how_to_install_it():
         extras.extra("nowhere.at_all")
 
 
+@pytest.mark.slow
 def test_heavy_packages_are_imported_only_where_they_are_used():
     lines = (
         "import sys, topklass; assert 'topklass.data' not in sys.modules",

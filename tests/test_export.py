@@ -242,7 +242,8 @@ def test_composite_compliance():
 # Where power sums are not accurate, a tree of products takes over.
 
 
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
 def test_export_of_the_tree(monkeypatch, strict):
     """Marginals, lists and label smoothing of any batch, as of k = 33 on."""
     monkeypatch.setitem(power_sums.LARGEST_K, torch.float32, 0)

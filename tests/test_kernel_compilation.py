@@ -324,7 +324,8 @@ def test_polynomials(capability, case, launches, tmp_path):
     check(launches, capability, tmp_path)
 
 
-@pytest.mark.parametrize(("capability", "samples"), [(80, 1), pytest.param(90, 32, marks=slow)])
+@slow
+@pytest.mark.parametrize(("capability", "samples"), [(80, 1), (90, 32)])
 def test_noised_operator(capability, samples, launches, tmp_path):
     from topklass.kernels.noised.launch import noised_topk, noised_topk_gradient
 

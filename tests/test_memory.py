@@ -71,6 +71,7 @@ def test_at_most_three_tensors_of_the_logits_size(criteria):
     assert min(found.values()) > 0.9, found  # the gradient at least
 
 
+@pytest.mark.slow
 def test_short_rows_whose_constants_are_larger_than_they_are():
     """The constants of all rows would take more than 40 times the memory of the logits."""
     found = taken(["SmoothTopKLoss(k=5, label_smoothing=0.1)"], 16384, 21)

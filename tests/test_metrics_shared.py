@@ -238,6 +238,7 @@ def test_other_errors_of_torchmetrics(tmp_path, without_torchmetrics, code, erro
     assert f"{type(raised.value).__name__}: {raised.value}" == error
 
 
+@pytest.mark.slow
 def test_needs_torchmetrics_alone():
     """Torchmetrics is not imported before it is used, and nothing else of the extra ``train``."""
     script = (

@@ -428,6 +428,7 @@ def killing_view(picture: object) -> torch.Tensor:
     return torch.empty(0)
 
 
+@pytest.mark.slow
 def test_more_devices_than_there_are(monkeypatch, tmp_path):
     def missing(**_: object) -> None:
         raise MisconfigurationException("You requested gpu: [0, 1]\n But your machine has: [0]")
