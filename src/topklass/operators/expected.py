@@ -33,9 +33,9 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
     Classes below the k largest go into bins of ε/2, of which only moments matter: time hardly
     depends on the scores. On the CPU it is about twice that of :func:`noised_topk` with ten
     samples at k = 6, and 10 times at k = 21. This holds for eager calls in single and half
-    precision up to k = 64, on CUDA devices by kernels. All other calls (float64, ``torch.compile``, second
-    derivatives, larger k) go over the classes within 15·ε of the k-th score at every node of the
-    integral, which takes up to 60 times as long.
+    precision up to k = 64, on CUDA devices by kernels. All other calls (float64,
+    ``torch.compile``, second derivatives, larger k) go over the classes within 15·ε of the k-th
+    score at every node of the integral, which takes up to 60 times as long.
 
     Args:
         scores: (…, n); −inf marks an absent class.
