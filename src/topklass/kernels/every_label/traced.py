@@ -55,12 +55,9 @@ def _(
     margins: Tensor | None,
     weight: Tensor | None,
     lengths: list[int],
-    chances: list[float],
-    numbers: list[float],
-    ignore_index: int,
-    reduction: str,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    return new_result(scores, reduction), new_records(scores, max(lengths))
+    return new_result(scores, rest[-1]), new_records(scores, max(lengths))
 
 
 @torch.library.custom_op("topklass::every_label_loss_gradient", mutates_args=())

@@ -4,31 +4,29 @@ The passes are those of ``smooth/launch.py``; what differs is how many scores th
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from topklass._checks import Options
 from topklass._targets import SparseTarget, Target
-from topklass.kernels.smooth.gradient import gradient_kernel
 from topklass.kernels.smooth.launch import (
     LARGEST_K_JOINED,
     LOG2_E,
     MOST_PROGRAMS,
     SMALL,
+    Plan,
     SmoothLoss,
     alignment,
     custom_operator,
     halves,
     launch,
     margins_and_number,
-    new_gradient,
     new_result,
     power_of_two,
-    row_stride,
     rows_of,
     shared_counter,
+    write_gradient,
 )
 from topklass.kernels.smooth.row_constants import Numbers, Outputs
 from topklass.kernels.smooth.row_state import Problem
@@ -42,25 +40,6 @@ MOST_PIECES = 4096
 """Rows times the pieces of each, unless there are more rows."""
 WIDEST = 1024
 """Columns of a tile, which one warp reads: where many scores are kept, a short row at once."""
-
-
-class Plan(NamedTuple):
-    """How the work on rows is divided."""
-
-    states: WideTile
-    """Of the first kernel."""
-    constants: WideTile
-    """Of the second."""
-    gradient: WideTile
-    """Of the third."""
-    warps: int
-    """Of the second, one for 32 entries."""
-    parts: int
-    """Pieces of a row, each for one program."""
-    piece: int
-    """Columns of a piece."""
-    programs: int
-    """Programs of the second kernel."""
 
 
 def kept_out(k: int, labels: int) -> int:
@@ -169,41 +148,6 @@ def write_losses(
     )
 
 
-def write_gradient(
-    scores: Tensor,
-    buffer: Tensor,
-    outgoing: Tensor,
-    temperature: float,
-    plan: Plan,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The gradient (R, n) from the constants in the buffer, scaled by the outgoing one, () or (R).
-
-    For the mean it is divided by the buffer's first number. It is written into ``out``, if given.
-    """
-    problem, tile = rows_of(scores), plan.gradient
-    rows, columns = scores.shape
-    result = new_gradient(scores) if out is None else out
-    launch(
-        gradient_kernel,
-        (-(-rows // tile.rows), -(-columns // tile.block)),
-        1,
-        scores,
-        problem,
-        buffer,
-        outgoing,
-        result,
-        rows,
-        columns,
-        problem.scores.stride(0),
-        plan.parts,
-        row_stride(outgoing),
-        LOG2_E / temperature,
-        tile,
-    )
-    return result
-
-
 def forward(
     scores: Tensor,
     target: Target,
@@ -246,9 +190,9 @@ def backward(
     It is written into ``out``, if given: contiguous, and possibly the scores themselves.
     """
     count = target.indices.shape[1] if isinstance(target, SparseTarget) else 1
-    k = int(loss.k)
-    tiles = plan(*scores.shape, alignment(rows_of(scores).scores), k, count, options.reduction)
-    return write_gradient(scores, saved[0], outgoing, k * float(loss.tau), tiles, out)
+    k, problem = int(loss.k), rows_of(scores)
+    tiles = plan(*scores.shape, alignment(problem.scores), k, count, options.reduction)
+    return write_gradient(problem, saved[0], outgoing, k * float(loss.tau), tiles, out)
 
 
 # The losses of each label, from which others make a loss.
@@ -282,7 +226,7 @@ def gradient_of_labels(
     outputs = Outputs(constants, shared_counter(scores), result)
     write_losses(problem, outputs, loss, margin, NO_INDEX, tiles)
     one = scores.new_ones((), dtype=torch.float32)
-    return write_gradient(scores, constants, one, k * float(loss.tau), tiles)
+    return write_gradient(rows_of(scores), constants, one, k * float(loss.tau), tiles)
 
 
 traced = custom_operator("smooth_loss_of_longer_lists", forward, backward, new_buffer)
