@@ -12,7 +12,6 @@ from esp_oracles import (
     EPS,
     both_dtypes,
     exact_sigma,
-    jacobian,
     jacobian_error,
     one_large,
     random_scores,
@@ -20,7 +19,6 @@ from esp_oracles import (
 from experiments.algorithms import (
     derivatives_recursive,
     log_esp_recursive,
-    log_esp_tree,
 )
 
 
@@ -111,25 +109,6 @@ def test_higher_order_is_more_accurate() -> None:
     orders = [partial(log_esp_recursive, order=p) for p in (0, 4, 30)]
     zeroth, fourth, full = (jacobian_error(log_esp, scores, 20) for log_esp in orders)
     assert zeroth > 1e-2 > 1e-3 > fourth > 2e-5 > full
-
-
-def test_default_order_is_a_fifth_of_k() -> None:
-    scores = one_large(30, 5.0, torch.float32)
-    for k, order in [(2, 1), (5, 1), (20, 4)]:
-        explicit = jacobian(partial(log_esp_recursive, order=order), scores, k)
-        assert torch.equal(jacobian(log_esp_recursive, scores, k), explicit)
-
-
-def test_recursive_gradient_weighs_all_degrees() -> None:
-    scores = random_scores(2, 3, 6)
-    weights = random_scores(2, 3, 5)
-    gradients = []
-    for log_esp in (log_esp_tree, log_esp_recursive):
-        x = scores.clone().requires_grad_()
-        (log_esp(x, 4) * weights).sum().backward()
-        assert x.grad is not None
-        gradients.append(x.grad)
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
 def test_recursive_backward_is_differentiable_once() -> None:
