@@ -65,7 +65,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         command({name: value for name, value in given.items() if value is not None}, **arguments)
 
     options = {
-        each.name: Annotated[types[each.name] | None, option_for(each)] for each in fields(Recipe)
+        each.name: Annotated[types[each.name] | None, option_for(each, types[each.name])]
+        for each in fields(Recipe)
     }
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "settings"]
@@ -87,10 +88,12 @@ def in_panel(panel: str, help: str, *names: str, **options: Any) -> Any:
     return typer.Option(*names, help=escape(help), rich_help_panel=panel, **options)
 
 
-def option_for(setting: Field[Any]) -> Any:
+def option_for(setting: Field[Any], kind: Any) -> Any:
     """The option of a setting, with its default in the help."""
     default = "" if setting.default is None else f" [default: {setting.default}]"
-    return in_panel(setting.metadata["group"], setting.metadata["help"] + default)
+    number = kind in (float, float | None)
+    narrow = {"metavar": "<num>"} if number else {}  # so that all options fit into 80 columns
+    return in_panel(setting.metadata["group"], setting.metadata["help"] + default, **narrow)
 
 
 def show_version(wanted: bool) -> None:
@@ -127,7 +130,7 @@ def train_command(
     ] = False,
     option: Annotated[
         list[str] | None,
-        in_panel(DATA, "Option of the data set; repeatable.", metavar="NAME=VALUE"),
+        in_panel(DATA, "Option of the data set, NAME=VALUE; repeatable.", metavar="<str>"),
     ] = None,
 ) -> None:
     """Train a network, and save all that is needed to repeat the run."""
