@@ -57,8 +57,8 @@ BROKEN = {
     "first=smooth&first.k=6": "first.k=6: expected a whole number from 1 to 5",
     "first=smooth&first.tau=warm": "first.tau=warm: expected a number from 0.001 to 100",
     "second=hinge&second.margin=": "second.margin=: expected a number from 0 to 5",
-    "first=hinge&first.tau=1": "first.tau: there is no such setting here",
-    "nonsense": "nonsense: there is no such setting here",
+    "first=hinge&first.tau=1": "first.tau: ignored; there are scores, label, corners",
+    "nonsense": "nonsense: ignored; there are scores, label",
     "scores=%": "the address has a %",
     "first=<img src=x onerror=alert(1)>": "first=<img src=x onerror=alert(1)>: expected one of",
 }
