@@ -75,12 +75,9 @@ def _metric(results: Results, part: Settings) -> Figure | None:
     run = [value for value in values if any(each[value].ours for each in cells.values())]
     known = [v for v in values if v in run or any(each[v].papers for each in cells.values())]
     place = places(known)
-    least = min(2, len(values))  # one point does not say how it depends on it
-    drawn = [line for line in lines if sum(cells[line][v].ours is not None for v in run) >= least]
     for line, look in zip(lines, _looks(results.plan, lines), strict=True):
         ours = [(place[value], cells[line][value].ours) for value in run]
-        if line in drawn:
-            _line(axes, ours, str(line) if by_method else "ours", look)
+        _line(axes, ours, str(line) if by_method else "ours", look)
         for value in known:
             for number in cells[line][value].papers:
                 first = number.paper == results.numbers[0].paper
@@ -93,7 +90,9 @@ def _metric(results: Results, part: Settings) -> Figure | None:
     axes.set_xticks([place[value] for value in run], [SHORT.get(tick, tick) for tick in ticks])
     if name:
         axes.set_xlabel(name)
-    return _finished(figure, axes) if drawn else None
+    points = [sum(cell.ours is not None for cell in each.values()) for each in cells.values()]
+    least = 2 if len(values) > 1 else 1  # one point does not say how it depends on a setting
+    return _finished(figure, axes) if max(points, default=0) >= least else None
 
 
 def _curves(results: Results, part: Settings) -> Figure | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import isfinite, log10
 from pathlib import Path
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ LOOK: dict[Any, Any] = {
     "lines.markersize": 5,
 }
 """For ``matplotlib.rc_context``."""
+LABEL_WIDTH = 22
+"""Characters of a line of a label."""
 LINE_HEIGHT = 1.25
 """Of labels, in font sizes."""
 ROOM = 12
@@ -77,16 +80,18 @@ def label_ends(figure: Figure, axes: Axes, lines: Sequence[Line2D]) -> None:
     to_axes = axes.transData - axes.transAxes
     heights = {line: float(to_axes.transform(end)[1]) for line, end in ends.items()}
     order = sorted(lines, key=heights.__getitem__)
+    labels = {line: wrap(str(line.get_label()), LABEL_WIDTH) for line in order}
     gap = SMALL * LINE_HEIGHT / 72 * figure.dpi / axes.get_window_extent().height
     beside = offset_copy(axes.transAxes, figure, x=ROOM, units="points")
     right = max(x for x, _ in ends.values())
-    places = spread_out([heights[line] for line in order], gap, 0, 1)
-    for line, height in zip(order, places, strict=True):
+    places = iter(spread_out([heights[line] for line in order for _ in labels[line]], gap, 0, 1))
+    for line in order:
         dash = "-" if ends[line][0] == right else ":"
+        middle = fmean(next(places) for _ in labels[line])
         axes.annotate(
-            str(line.get_label()),
+            "\n".join(labels[line]),
             ends[line],
-            (1, height),
+            (1, middle),
             textcoords=beside,
             color=line.get_color(),
             fontsize=SMALL,
