@@ -11,6 +11,7 @@ from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
 from experiments.catalogue import EXPERIMENTS
 from experiments.experiment import Experiment, Record, load_record, record_path
+from experiments.gains import NOT_RUN as ABSENT
 from experiments.protocol import made_by
 from experiments.training import TrainingExperiment
 
@@ -83,13 +84,16 @@ def image(path: Path) -> str:
 def markdown(shown_table: Table) -> str:
     """A table for a terminal, for a page."""
     head = [cell(column.header) for column in shown_table.columns]
-    rows = zip(*(map(cell, column.cells) for column in shown_table.columns), strict=True)
-    parts = [table(head, rows)]
-    if shown_table.title:
-        parts.insert(0, f"**{shown_table.title}**")
-    if shown_table.caption:
-        parts.append(str(shown_table.caption))
-    return "\n\n".join(parts)
+    rows = list(zip(*(map(cell, column.cells) for column in shown_table.columns), strict=True))
+    missing = [row for row in rows if {*row[1:]} <= {"", ABSENT}]
+    parts = [f"**{shown_table.title}**"] if shown_table.title else []
+    if len(missing) == len(rows):
+        return "\n\n".join([*parts, NOT_RUN])
+    parts.append(table(head, [row for row in rows if row not in missing]))
+    caption = [str(shown_table.caption)] if shown_table.caption else []
+    if missing:
+        caption.append(f"Not run: {'; '.join(row[0] for row in missing)}.")
+    return "\n\n".join([*parts, " ".join(caption)])
 
 
 def cell(content: object) -> str:

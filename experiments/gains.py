@@ -135,8 +135,8 @@ def gains_table(results: Results, part: Settings) -> Table:
 def caption(results: Results, part: Settings, gains: Sequence[Gains]) -> str:
     """What the numbers are, and what the errors rest on."""
     text = (
-        f"Preset {results.record['preset']}: points above {part['against']} on the same data with "
-        "the same seed, mean (seeds)"
+        f"Percentage points above {part['against']} with the same data and seed, mean over seeds "
+        f"(number of seeds), preset {results.record['preset']}"
     )
     spreads = [each.spread for each in gains if each.spread is not None]
     if spreads:

@@ -65,7 +65,7 @@ def differing(record: Record, name: str) -> str:
     of_method = {method: each for method, (each,) in values.items()}
     most, _ = Counter(of_method.values()).most_common(1)[0]
     others = [f"{m}: {format_value(each)}" for m, each in of_method.items() if each != most]
-    return f"{title} {format_value(most)} ({', '.join(others)})"
+    return f"{title} {format_value(most)} ({'; '.join(others)})"
 
 
 def made_where(record: Record) -> str:

@@ -126,5 +126,7 @@ def _caption(results: Results, part: Settings, cells: list[Cell]) -> str:
     if not any(cell.ours for cell in cells):
         return f"Not run with the preset {preset}."
     counted = [is_count(metric) for metric in part["metrics"]]
-    percent = "" if all(counted) else ", accuracies in %" if any(counted) else " in %"
-    return f"Ours{percent}: mean ± standard deviation (seeds), preset {preset}."
+    what = "accuracies in %"
+    if any(counted):
+        what = "results" if all(counted) else "results, accuracies in %"
+    return f"Our {what}: mean ± standard deviation over seeds (number of seeds), preset {preset}."
