@@ -23,8 +23,8 @@ from experiments.experiment import (
     record_path,
 )
 from experiments.protocol import made_by
+from topklass._checks import did_you_mean
 from topklass._files import check_writable, lock_folder
-from topklass.train.criterion import did_you_mean
 from topklass.train.trainer import Interrupted
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -11,7 +11,7 @@ import yaml
 
 from experiments.experiment import PRESETS
 from experiments.metrics import GRADIENT, parse_metric
-from topklass.train.criterion import did_you_mean
+from topklass._checks import did_you_mean
 from topklass.train.recipe import Recipe, check_names
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
+from topklass._extras import extra
 from topklass.data import (
     FORMATS,
     ImageFiles,
@@ -21,7 +22,6 @@ from topklass.data import (
     read_npz,
     superclass_noise,
 )
-from topklass.data import _extras as extras
 
 # Arrays
 
@@ -353,7 +353,7 @@ def test_formats_are_recognised(tmp_path):
 
 
 def test_what_is_not_there_says_what_there_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match="did you mean 'glyphs'") as raised:
+    with pytest.raises(FileNotFoundError, match="Did you mean 'glyphs'") as raised:
         load("Glyph")
     for name in FORMATS:
         assert name in str(raised.value)
@@ -373,7 +373,7 @@ def test_unknown_options_are_named(tmp_path):
 
 def test_a_missing_package_says_how_to_install_it():
     with pytest.raises(ImportError, match=r"needs nowhere.*pip install 'topklass\[train\]'"):
-        extras.extra("nowhere.at_all")
+        extra("nowhere.at_all")
 
 
 @pytest.mark.slow

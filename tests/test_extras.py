@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from topklass._extras import MissingPackageError, requires
-from topklass.data._extras import extra
+from topklass._extras import MissingPackageError, extra, requires
 
 WITHOUT = """
 import sys

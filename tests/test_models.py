@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from topklass import CosineClassifier
 from topklass.models import ConvNet, DenseNet, available, build, count_parameters, small_resnet
-from topklass.models.adapt import last_linear, replace_head, take_grey
+from topklass.models.adapt import find_head, replace_head, take_grey
 
 OWN = ["convnet", "densenet40-12", "densenet40-40-bc", "resnet18-small"]
 LARGE = ["densenet40-40", "resnet50-small", "resnet50"]
@@ -234,7 +234,7 @@ def test_scale_of_the_cosine_head():
 
 def test_the_last_linear_layer_may_be_as_wide_as_others():
     network = nn.Sequential(nn.Linear(4, 7), nn.Sequential(nn.Linear(7, 7), nn.Linear(7, 8)))
-    assert last_linear(network, 7) == "1.0"
+    assert find_head(network, 7)[0] == "1.0"
     with torch.device("meta"):
         assert isinstance(build("vit_b_16", 768, head="cosine").heads.head, CosineClassifier)
 
@@ -345,12 +345,12 @@ def test_available_has_a_line_about_each():
 def test_unknown_names(name, near):
     with pytest.raises(ValueError, match="there is no network") as raised:
         build(name, 7)
-    assert f"{name!r} (did you mean {near!r}?)" in str(raised.value)
+    assert f"{name!r}. Did you mean {near!r}?" in str(raised.value)
     assert ", ".join(available()) in str(raised.value)
 
 
 def test_a_name_that_is_near_to_none():
-    with pytest.raises(ValueError, match="there is no network '§'; there are convnet, "):
+    with pytest.raises(ValueError, match=r"no network '§'\. There are: convnet, "):
         build("§", 7)
 
 

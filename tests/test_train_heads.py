@@ -17,9 +17,10 @@ from sharded_messages import counted
 from test_train_details import epochs
 from test_train_engine import assert_same_weights, toy, train_until, weights
 from topklass.functional import target_rank
+from topklass.models.adapt import find_head
 from topklass.train import Recipe, evaluate, load_run, train
 from topklass.train.criterion import LOSSES
-from topklass.train.heads import FusedHead, Layer, PlainHead, find_head
+from topklass.train.heads import FusedHead, Layer, PlainHead
 from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_can_split
 from topklass.train.sharding import strategy
 from topklass.train.signature import build_network, signature_of

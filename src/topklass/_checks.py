@@ -3,6 +3,8 @@
 Where ``torch.nn.functional.cross_entropy`` raises for the same mistake, the type is the same.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from math import inf
 from typing import NamedTuple, TypeGuard
 
@@ -280,3 +282,15 @@ def is_integer(value: object) -> bool:
     if isinstance(value, (bool, Tensor)):
         return False
     return isinstance(value, int) or hasattr(value, "__index__")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question about the nearest name, if one is near.
+
+    Example:
+        >>> did_you_mean("ResNet-18", ["resnet18", "vgg11"])
+        " Did you mean 'resnet18'?"
+    """
+    known = list(names)
+    near = get_close_matches(name, known, n=1) or get_close_matches(name.lower(), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 
 class MissingPackageError(ModuleNotFoundError):
@@ -33,3 +35,9 @@ def requires(user: str, *packages: str, install: str) -> Iterator[None]:
             raise
         message = f"{user} needs {error.name}: pip install '{install}'"
         raise MissingPackageError(message, name=error.name) from error
+
+
+def extra(module: str) -> Any:
+    """A module that the extra ``train`` installs, imported where it is first needed."""
+    with requires("this", module.partition(".")[0], install="topklass[train]"):
+        return import_module(module)

@@ -13,8 +13,8 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from topklass._extras import extra
 from topklass._files import write_whole
-from topklass.data._extras import extra
 from topklass.data.npz_files import read_plain_arrays
 
 

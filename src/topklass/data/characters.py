@@ -9,7 +9,7 @@ from typing import NamedTuple
 from unicodedata import category, name, normalize
 
 from topklass._checks import check_count
-from topklass.data._extras import extra
+from topklass._extras import extra
 
 FACES = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass.data._extras import extra
+from topklass._extras import extra
 
 
 def random_view(

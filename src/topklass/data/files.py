@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass.data._extras import extra
+from topklass._extras import extra
 from topklass.data.limits import LimitError, check_decoded_size, decoded_limit, too_large
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")

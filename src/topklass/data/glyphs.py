@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from topklass._checks import check_count, check_number
-from topklass.data._extras import extra
+from topklass._extras import extra
 from topklass.data.cache import cached
 from topklass.data.characters import Character, characters, face_files
 from topklass.data.dataset import Dataset, Split, Superclasses

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from topklass._checks import did_you_mean
 from topklass.data import arrays, folder
 from topklass.data.cifar import LAYOUTS, find_cifar, read_cifar
 from topklass.data.dataset import Dataset
@@ -39,7 +39,7 @@ def load(source: str | Path, **options: Any) -> Dataset:
         >>> load("glyph")
         Traceback (most recent call last):
         ...
-        FileNotFoundError: there is no data 'glyph', did you mean 'glyphs'? ...
+        FileNotFoundError: there is no data 'glyph'. Did you mean 'glyphs'? ...
     """
     built_in = BUILT_IN.get(str(source))
     known = [] if built_in is None else list(signature(built_in).parameters)
@@ -63,9 +63,8 @@ def _reader(path: Path) -> Callable[..., Dataset]:
             f"the format of the folder {path} is unknown: it has {folder.found_in(path)}; images "
             f"must be sorted into train/<class>/ and test/<class>/. {_known()}"
         )
-    near = get_close_matches(str(path).lower(), BUILT_IN, n=1)
-    meant = f", did you mean {near[0]!r}?" if near else " (neither a name nor a path)."
-    raise FileNotFoundError(f"there is no data {str(path)!r}{meant} {_known()}")
+    meant = did_you_mean(str(path), BUILT_IN) or " It is neither a name nor a path."
+    raise FileNotFoundError(f"there is no data {str(path)!r}.{meant} {_known()}")
 
 
 def _known() -> str:

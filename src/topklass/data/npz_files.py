@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
-from topklass.data._extras import extra
+from topklass._extras import extra
 from topklass.data.limits import LimitError, check_decoded_size
 
 GROWTH = 100

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass.data._extras import extra
+from topklass._extras import extra
 from topklass.data.characters import Character, face_files
 
 OVERSAMPLING = 2

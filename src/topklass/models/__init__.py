@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from topklass._checks import check_count
+from topklass._checks import check_count, did_you_mean
 from topklass._extras import requires
 
 with requires("topklass.models", "torchvision", install="topklass[train]"):
@@ -23,7 +23,6 @@ from topklass.models.densenet import DenseNet
 from topklass.models.resnet import small_resnet
 from topklass.models.zoo import (
     TIMM,
-    nearest,
     timm_network,
     torchvision_names,
     torchvision_network,
@@ -160,8 +159,8 @@ def _check(
     names = [*OWN, *torchvision_names()]
     if name not in names and not name.startswith(TIMM):
         raise ValueError(
-            f"there is no network {name!r}{nearest(name, names)}; there are {', '.join(names)} "
-            "and, with timm installed, timm/NAME"
+            f"there is no network {name!r}.{did_you_mean(name, names)} There are: "
+            f"{', '.join(names)} and, with timm installed, timm/NAME"
         )
     check_count("classes", classes)
     if channels not in (1, 3):

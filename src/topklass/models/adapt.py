@@ -34,31 +34,32 @@ def take_grey(network: nn.Module) -> None:
     first.in_channels = 1
 
 
-def last_linear(network: nn.Module, outputs: int) -> str:
-    """Find the layer that gives the scores: the last linear one with so many outputs.
+def find_head(network: nn.Module, outputs: int) -> tuple[str, nn.Linear | CosineClassifier]:
+    """Find the layer that gives the scores, and its name: the last one with so many outputs.
 
     Args:
         network: a classifier.
         outputs: its number of classes.
 
     Returns:
-        The layer's name in ``network.named_modules()``.
+        The layer's name in ``network.named_modules()``, and the layer.
 
     Example:
-        >>> last_linear(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), 8)
-        '2'
+        >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), 8)
+        ('2', Linear(in_features=8, out_features=8, bias=True))
     """
-    names: list[str] = [
-        name
+    found = [
+        (name, module)
         for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == outputs
+        if isinstance(module, nn.Linear | CosineClassifier) and module.out_features == outputs
     ]
-    if not names:
+    if not found:
         raise ValueError(
-            f"{type(network).__name__} has no linear layer with {outputs} outputs that could be "
-            "replaced: take another network, or head='linear' and pretrained=False"
+            f"{type(network).__name__} has no linear layer with {outputs} outputs as its last "
+            "layer: take another network, or none of pretrained weights, a cosine head, "
+            "fused_head and shard_classes"
         )
-    return names[-1]
+    return found[-1]
 
 
 def replace_head(network: nn.Module, outputs: int, classes: int, scale: float | None) -> None:
@@ -76,8 +77,7 @@ def replace_head(network: nn.Module, outputs: int, classes: int, scale: float | 
         >>> network[-1]
         Linear(in_features=8, out_features=5, bias=True)
     """
-    name = last_linear(network, outputs)
-    old = network.get_submodule(name)
+    name, old = find_head(network, outputs)
     assert isinstance(old, nn.Linear)
     new: nn.Module
     if scale is None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
+from topklass._checks import did_you_mean
 from topklass._extras import requires
 
 TIMM = "timm/"
@@ -100,8 +100,8 @@ def timm_network(
     with requires(f"{TIMM}{name}", "timm", install="timm"):
         timm = import_module("timm")
     if not timm.is_model(name):  # so no name can be an address
-        near = nearest(name, timm.list_models())
-        raise ValueError(f"timm {timm.__version__} has no network {name!r}{near}")
+        near = did_you_mean(name, timm.list_models())
+        raise ValueError(f"timm {timm.__version__} has no network {name!r}.{near}")
     if image_size is not None and _has_fixed_size(timm.get_pretrained_cfg(name)):
         options = {"img_size": image_size, **options}
     copy = "build it where they can be downloaded, and copy the cache of huggingface_hub from there"
@@ -110,17 +110,6 @@ def timm_network(
             name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options
         )
     return network
-
-
-def nearest(name: str, names: list[str]) -> str:
-    """Ask whether another name was meant, if one is near.
-
-    Example:
-        >>> nearest("ResNet-18", ["resnet18", "vgg11"])
-        " (did you mean 'resnet18'?)"
-    """
-    near = get_close_matches(name.lower(), names, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _size_option(name: str, image_size: int | None) -> dict[str, Any]:

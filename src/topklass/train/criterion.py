@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
 import topklass
+from topklass._checks import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,6 @@ def loss_info(name: str) -> LossInfo:
         return info
     listed = ", ".join(LOSSES)
     raise ValueError(f"unknown loss {name!r}.{did_you_mean(name, LOSSES)} There are: {listed}")
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A question about the nearest name, if one is near."""
-    near = get_close_matches(name, list(names), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def unknown_options(name: str, options: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from topklass.functional import (
     linear_topk_cross_entropy,
     target_rank,
 )
-from topklass.longtail import CosineClassifier
+from topklass.models.adapt import find_head as find_head
 
 RANK_BYTES = 2**28
 """Memory for logits whose labels are ranked."""
@@ -138,23 +138,3 @@ class FusedHead(PlainHead):
         )
         layer = (output.weight, output.bias)
         return torch.cat([target_rank(F.linear(part, *layer), own) for part, own in parts])
-
-
-def find_head(network: nn.Module, classes: int) -> tuple[str, nn.Linear | CosineClassifier]:
-    """The last layer of a network, and its name: the last one with so many outputs.
-
-    Example:
-        >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), 8)
-        ('2', Linear(in_features=8, out_features=8, bias=True))
-    """
-    found = [
-        (name, module)
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | CosineClassifier) and module.out_features == classes
-    ]
-    if not found:
-        raise ValueError(
-            f"the network has no linear layer with {classes} outputs as its last layer: take "
-            "another network, or neither shard_classes nor fused_head"
-        )
-    return found[-1]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from topklass import predict_topk
+from topklass._extras import extra
 from topklass.data import ImageFiles
-from topklass.data._extras import extra
 from topklass.data.files import SUFFIXES, is_image_name
 from topklass.train.criterion import build_loss, loss_info
 from topklass.train.engine import SIGNATURE

@@ -17,13 +17,12 @@ import yaml
 from torch import Tensor, nn
 
 import topklass
-from topklass._checks import is_number
+from topklass._checks import did_you_mean, is_number
 from topklass._files import write_whole
 from topklass.reference.power_sums import LARGEST_K
 from topklass.train.criterion import (
     LOSSES,
     build_loss,
-    did_you_mean,
     loss_info,
     unknown_options,
 )
