@@ -55,6 +55,11 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
         errors.print(str(message), markup=False)
 
 
+def say(sentence: str, style: str | None = None) -> None:
+    """Print a sentence as it is, in one line."""
+    console.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each setting of a recipe to a command, None unless it is given."""
     types = get_type_hints(Recipe)
@@ -159,15 +164,14 @@ def train_command(
         record = train(chosen, folder, resume=resume, console=console)
     except Interrupted as stopped:
         if is_first_process():  # the others name their folder by their own clock
-            line = f"{stopped} --folder {folder}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(f"{stopped} --folder {folder}")
         raise typer.Exit(stopped.status) from None
     disconnect()
     if not record:  # only the first of several processes has it
         return
     test = {average: list(values.values()) for average, values in record["test"].items()}
     console.print(accuracy_table(record["test"]["micro"], **test))
-    console.print(f"Saved in {folder}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Saved in {folder}")
 
 
 def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
@@ -185,7 +189,7 @@ def with_found(recipe: Recipe, names: list[str], folder: Path) -> Recipe:
             raise Interrupted(message, stopped.status - 128) from None
         console.print(trials_table(name, recipe.k, trials))
         value = best(trials).value
-        console.print(f"Training with --{name} {value:g}.", highlight=False)
+        say(f"Training with --{name} {value:g}.")
         recipe = recipe.with_changes({name: value})
     return recipe
 
@@ -253,14 +257,11 @@ def sets_command(
         table.add_row(row["name"], micro, macro, worst, f"{row['size']:.2f}", empty)
     console.print(table)
     for sentence in record["left_out"]:
-        console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print(
+        say(sentence, style="yellow")
+    say(
         f"Calibrated on {known['number']:,} {known['images']} images for a coverage of "
         f"{as_percent(1 - alpha)}, measured on {record['test']:,} test images.\n"
-        f"Wrote {run / SETS_FIGURE}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"Wrote {run / SETS_FIGURE}"
     )
 
 
@@ -291,9 +292,7 @@ def predict_command(
             table.add_row("" if number else escape(guesses.path), escape(name), as_percent(share))
         table.add_section()
     console.print(table)
-    console.print(
-        explain_probabilities(load_recipe(run / RECIPE), len(lists[0].classes)), highlight=False
-    )
+    say(explain_probabilities(load_recipe(run / RECIPE), len(lists[0].classes)))
 
 
 @app.command()
@@ -305,8 +304,8 @@ def check(data: Annotated[str, typer.Argument(help="Path of an image folder.")])
 
     found = unreadable_images(load(data), worker_count(Recipe()))
     for sentence in found:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(found)} images cannot be read.", highlight=False)
+        say(sentence)
+    say(f"{len(found)} images cannot be read.")
     raise typer.Exit(1 if found else 0)
 
 
@@ -331,16 +330,15 @@ def demo(
 
     runs = demo_runs(folder)
     options = PROBLEM.data_options
-    console.print(
+    say(
         f"{options['classes']} characters, {options['per_class']} training images of each; "
         f"{100 * PROBLEM.noise:.0f} % of their labels are resampled among look-alikes.\n"
-        f"{len(runs)} runs of {PROBLEM.epochs} epochs, {at_once} at a time:",
-        highlight=False,
+        f"{len(runs)} runs of {PROBLEM.epochs} epochs, {at_once} at a time:"
     )
     try:
         train_all(runs, at_once=at_once, console=console)
     except Interrupted as stopped:
-        console.print(str(stopped), highlight=False)
+        say(str(stopped))
         raise typer.Exit(stopped.status) from None
     show_comparison(list(runs), folder / "report.html")
 
@@ -360,7 +358,7 @@ def show_comparison(runs: list[Path], output: Path) -> None:
 
     comparison = compare(runs)
     for sentence in comparison.left_out:
-        console.print(sentence, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(sentence, style="yellow")
     titles, rows, notes = results_table(comparison)
     table = Table(*(Column(escape(title), overflow="fold") for title in titles))
     for row in rows:
@@ -368,7 +366,7 @@ def show_comparison(runs: list[Path], output: Path) -> None:
     console.print(table)
     console.print(" ".join(notes), markup=False, highlight=False)
     write_report(comparison, output)
-    console.print(f"Wrote {output}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Wrote {output}")
 
 
 @app.command()
