@@ -13,8 +13,10 @@ from torch import Tensor
 Array = NDArray[np.longdouble]
 
 
-def smooth_loss(scores: Tensor, labels: Tensor, k: int, tau: float) -> tuple[Array, Array]:
-    """Loss (R,) and gradient (R, n) of scores (R, n), labels (R,) and margin 1."""
+def smooth_loss(
+    scores: Tensor, labels: Tensor, k: int, tau: float, margin: float = 1.0
+) -> tuple[Array, Array]:
+    """Loss (R,) and gradient (R, n) of scores (R, n) and labels (R,)."""
     s = scores.detach().cpu().numpy().astype(np.longdouble)
     rows, n = s.shape
     is_label = torch.arange(n) == labels.cpu()[:, None]
@@ -36,7 +38,7 @@ def smooth_loss(scores: Tensor, labels: Tensor, k: int, tau: float) -> tuple[Arr
         return result
 
     ratio = np.log(before[-1, :, k]) - np.log(before[-1, :, k - 1])
-    z = (k + threshold - s[~rival]) / temperature + ratio
+    z = (k * np.longdouble(margin) + threshold - s[~rival]) / temperature + ratio
     pull = np.exp(np.minimum(0, z)) / (1 + np.exp(-np.abs(z)))
     gradient = np.full_like(s, -1)
     gradient[rival] = (marginals(k) - marginals(k - 1)).ravel()

@@ -14,7 +14,6 @@ from topklass.report.svg import QUIET
 METHOD, BASE = "smooth", "cross-entropy"
 LENGTHS = {5: ("top-5", COLOURS["smooth"][0], "o"), 1: ("top-1", COLOURS["noised"][0], "s")}
 KINDS = {"block": "arbitrary classes", "superclass": "look-alike classes"}
-TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
 
 Gains = dict[float, list[float]]
 """Differences in points, one for each seed, by the noise."""
