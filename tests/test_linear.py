@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import topklass
+from contract_cases import all_pairs
 from linear_cases import (
     CLASSES,
     FEATURES,
@@ -30,7 +30,8 @@ from topklass.functional import (
 from topklass.functional._contract import RowLoss
 
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-every_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+REDUCTIONS = ["mean", "sum", "none"]
+every_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
 OPTIONS = {
     "": {},
     "weight": {"weight": torch.linspace(0, 2, CLASSES, dtype=torch.float64)},
@@ -44,15 +45,14 @@ def exact(actual: object, expected: object) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-13)
 
 
-@every_loss
-@every_reduction
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("loss", "reduction", "options", "rows"), all_pairs(LOSSES, REDUCTIONS, OPTIONS, [1, 3, 100])
+)
 def test_value_and_gradients(loss, reduction, options, rows, monkeypatch):
     in_rows(monkeypatch, rows)
-    of = layer(bias=rows != 1)
+    loss, of = LOSSES[loss], layer(bias=rows != 1)
     of.target[:2] = torch.tensor([2, 1])
-    options = options | {"reduction": reduction}
+    options = OPTIONS[options] | {"reduction": reduction}
     exact(
         differentiate(fused(loss, of, **options), of), differentiate(plain(loss, of, **options), of)
     )
@@ -85,16 +85,6 @@ def test_shapes(shape, reduction, monkeypatch):
     expected = plain(loss, of, reduction=reduction)
     torch.testing.assert_close(
         differentiate(value, of), differentiate(expected, of), equal_nan=True
-    )
-
-
-def test_cross_entropy():
-    of = layer()
-    logits = F.linear(of.input, of.weight, of.bias)
-    value = fused(LOSSES["cross-entropy"], of, label_smoothing=0.1)
-    exact(
-        differentiate(value, of),
-        differentiate(F.cross_entropy(logits, of.target, label_smoothing=0.1), of),
     )
 
 
@@ -176,18 +166,6 @@ def test_no_gradient_without_need(how, monkeypatch):
         value = fused(LOSSES["smooth"], of)
     assert not value.requires_grad
     exact(value, expected)
-
-
-@every_loss
-@every_reduction
-def test_gradcheck(loss, reduction, monkeypatch):
-    in_rows(monkeypatch, 2)
-    of = layer(rows=3)
-
-    def function(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return fused(loss, of._replace(input=input, weight=weight, bias=bias), reduction=reduction)
-
-    assert torch.autograd.gradcheck(function, (of.input, of.weight, of.bias))
 
 
 # Errors

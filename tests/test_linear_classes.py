@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from contract_cases import all_pairs
 from linear_cases import CLASSES, LOSSES, MARGINS, ROWS, differentiate, fused, layer, plain
 from topklass._checks import Options
 from topklass.functional import _class_chunks, _linear_function
@@ -36,14 +37,14 @@ def exact(actual: object, expected: object) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-13)
 
 
-@every_loss
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("classes", [1, 2, 4, 100])
+@pytest.mark.parametrize(
+    ("loss", "reduction", "options", "classes"),
+    all_pairs(LOSSES, ["mean", "sum", "none"], OPTIONS, [1, 2, 4, 100]),
+)
 def test_value_and_gradients(loss, reduction, options, classes):
-    of = layer(bias=classes != 1)
+    loss, of = LOSSES[loss], layer(bias=classes != 1)
     of.target[:2] = torch.tensor([2, 1])
-    options = options | {"reduction": reduction}
+    options = OPTIONS[options] | {"reduction": reduction}
     found = fused(loss, of, **options, chunk_bytes=chunk_of(classes))
     exact(differentiate(found, of), differentiate(plain(loss, of, **options), of))
     with torch.no_grad():

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from benchmarks.memory import peak_on_cpu
 from torch import Tensor
 
+from contract_cases import all_pairs
 from topklass.functional import linear_predict_topk
 
 nan, inf = math.nan, math.inf
@@ -19,10 +20,10 @@ def in_order(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return labels, logits.gather(-1, labels)
 
 
-@pytest.mark.parametrize("k", [1, 3, 20])
-@pytest.mark.parametrize("chunk_bytes", [1, 100, 800, 10**6])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("k", "chunk_bytes", "bias", "tied"),
+    all_pairs([1, 3, 20], [1, 100, 800, 10**6], [False, True], [False, True]),
+)
 def test_labels_and_scores(k, chunk_bytes, bias, tied):
     """Whole numbers have many ties."""
 
