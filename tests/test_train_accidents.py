@@ -37,7 +37,6 @@ from topklass.train.trainer import AfterEpochs, ModelCheckpoint, StopAfterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning and TensorBoard
 LAST, BEST = Path("checkpoints/last.ckpt"), Path("checkpoints/best.ckpt")
-TWICE = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 def flip(path: Path) -> None:
@@ -219,8 +218,15 @@ def test_a_checkpoint_that_was_not_put_in_place(finished):
     assert not (finished / f"{LAST}.new").exists()
 
 
-@pytest.mark.parametrize("name", ["result.json", "details.json", "signature.json", "metrics.csv"])
-@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_text("")])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("result.json", flip),
+        ("details.json", Path.unlink),
+        ("signature.json", lambda path: path.write_text("")),
+        ("metrics.csv", flip),
+    ],
+)
 def test_records_are_made_again(whole, finished, name, damage):  # noqa: F811 a fixture
     damage(finished / name)
     if name == "metrics.csv":  # nobody reads it: it is made again with the others
@@ -340,7 +346,7 @@ def test_a_limit_of_file_sizes(monkeypatch, capsys, npz, tmp_path):  # noqa: F81
     assert run(monkeypatch, "train", "--resume", "--folder", str(folder)) == 0
 
 
-@TWICE
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal(monkeypatch, capsys, npz, tmp_path, number):  # noqa: F811 a fixture
     """The exit status is that of shells; the handlers are those before."""
     folder = tmp_path / "run"
@@ -355,8 +361,9 @@ def test_a_signal(monkeypatch, capsys, npz, tmp_path, number):  # noqa: F811 a f
     assert not said.err
 
 
-@TWICE
-@pytest.mark.parametrize("write", [1, 20, 60])
+@pytest.mark.parametrize(
+    ("number", "write"), [(signal.SIGINT, 1), (signal.SIGTERM, 20), (signal.SIGINT, 60)]
+)
 def test_a_signal_twice_in_a_checkpoint(monkeypatch, capsys, npz, tmp_path, number, write):  # noqa: F811
     """Wherever it is written; the one before stays whole, and PyTorch's own error is not shown."""
     folder, real = tmp_path / "run", torch.save
@@ -436,11 +443,6 @@ def test_more_devices_than_there_are(monkeypatch, tmp_path):
     monkeypatch.setattr("lightning.Trainer", missing)
     with pytest.raises(ValueError, match=r"requested gpu: \[0, 1\] But your machine has"):
         train(RECIPE, tmp_path / "run", dataset=toy())
-
-
-def test_the_status_of_a_signal():
-    assert Interrupted("stopped").status == 130
-    assert Interrupted("stopped", signal.SIGTERM).status == 143
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from test_train_engine import CLASSES, RECIPE, toy, train_until
+from test_train_engine import CLASSES, RECIPE, toy
 from topklass.data import Dataset, long_tail
 from topklass.functional import target_rank
 from topklass.train import Recipe, compare, train
@@ -49,14 +49,6 @@ def test_all_epochs(whole):
     assert all(names < row.keys() for row in found)
     best = json.loads((whole / "result.json").read_text())["epoch"]
     assert found[best]["validation/top2"] == max(row["validation/top2"] for row in found)
-
-
-def test_epochs_before_an_interruption_are_kept(whole, tmp_path, monkeypatch):
-    """Lightning's own log forgets them, and the first steps of the one that was broken off."""
-    run = tmp_path / "run"
-    train_until(monkeypatch, 14, RECIPE, run)
-    train(RECIPE, run, dataset=toy(), resume=True)
-    assert epochs(run) == epochs(whole)
 
 
 def test_the_epoch_is_told_to_the_criterion(tmp_path):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -142,9 +141,9 @@ def test_learns(tmp_path):
     assert result["test"]["micro"]["2"] > 0.6  # by chance: one third
 
 
-@pytest.mark.parametrize("step", [1, 6, 8, 12, 17])
+@pytest.mark.parametrize("step", [1, 6, 17])
 def test_continued_after_an_interruption(whole, tmp_path, monkeypatch, step):
-    """In the first step, at the end of an epoch, in the middle of one, just before the end."""
+    """In the first step, at the end of an epoch, just before the end."""
     run = tmp_path / "run"
     train_until(monkeypatch, step, RECIPE, run)
     assert not (run / "result.json").exists()
@@ -320,39 +319,6 @@ def test_a_moving_average():
         expected = decay * expected + (1 - decay) * step
         assert averaged.module.weight[0].item() == pytest.approx(expected)
         assert averaged.module.num_batches_tracked == step
-
-
-def test_continued_after_a_broken_checkpoint(whole, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    train_until(monkeypatch, 15, RECIPE, run)
-    last = run / "checkpoints" / "last.ckpt"
-    last.write_bytes(last.read_bytes()[:1000])
-    train(RECIPE, run, dataset=toy(), resume=True)
-    assert_same_weights(whole, run)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs signals of POSIX")
-def test_continued_after_kill_9(whole, tmp_path):
-    """A process that is killed somewhere in the middle."""
-    run = tmp_path / "run"
-    code = (
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "from pathlib import Path\n"
-        "import test_train_engine as t\n"
-        f"t.train(t.RECIPE, Path({str(run)!r}), dataset=t.toy())\n"
-    )
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
-    last = run / "checkpoints" / "last.ckpt"
-    until = time.monotonic() + 120
-    while not last.exists() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert last.exists()
-    train(RECIPE, run, dataset=toy(), resume=True)
-    assert_same_weights(whole, run)
 
 
 @pytest.mark.slow

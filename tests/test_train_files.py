@@ -102,7 +102,7 @@ def test_a_full_disk_keeps_both(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt", "last.ckpt.before"]
 
 
-@pytest.mark.parametrize("missing", [1, 100, 1_000, 40_000, 81_000])
+@pytest.mark.parametrize("missing", [1, 40_000, 81_000])
 def test_a_limit_of_file_sizes(tmp_path, missing):
     """PyTorch's own error, about positions in the file, is not the one that is shown."""
     resource = pytest.importorskip("resource")
