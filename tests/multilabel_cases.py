@@ -5,7 +5,6 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
 
 INF = math.inf
@@ -17,7 +16,6 @@ KINDS = ["indices", "bool", "float"]
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-few_examples = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 def as_target(kind: str) -> Tensor:

@@ -1,9 +1,7 @@
 """What the tests of sets share: samples of a known distribution, coverage, errors."""
 
 import random
-import re
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -16,11 +14,6 @@ def samples(n: int, classes: int = 8, spread: float = 2.0) -> tuple[Tensor, Tens
 
 def covered(members: Tensor, target: Tensor) -> Tensor:
     return members.gather(-1, target.unsqueeze(-1)).squeeze(-1).double()
-
-
-def raises(error, *parts):
-    """The error's message has these parts, in any order."""
-    return pytest.raises(error, match="".join(f"(?=.*{re.escape(part)})" for part in parts))
 
 
 def long_tail(n: int = 900, classes: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -9,18 +9,15 @@ import torch
 import torch.nn.functional as F
 
 import topklass
-from losses_table import CLASSES, LOSSES, problem
+from contract_cases import C, every_loss, name
+from losses_table import LOSSES, problem
 from topklass.functional import smooth_topk_loss
 
-C = CLASSES
 nan, inf = math.nan, math.inf
 
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-every_loss_with_k = pytest.mark.parametrize(
-    "loss", [x for x in LOSSES if x.takes_k], ids=lambda loss: loss.name
-)
+every_loss_with_k = pytest.mark.parametrize("loss", [x for x in LOSSES if x.takes_k], ids=name)
 every_loss_with_margin = pytest.mark.parametrize(
-    "loss", [x for x in LOSSES if x.takes_margin], ids=lambda loss: loss.name
+    "loss", [x for x in LOSSES if x.takes_margin], ids=name
 )
 
 

@@ -167,18 +167,6 @@ def test_autocast(loss, dtype, kind, label_smoothing):
     torch.testing.assert_close(gradient, exact_gradient.to(dtype))
 
 
-@every_loss
-def test_autocast_of_a_model(loss):
-    model = torch.nn.Linear(4, C)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(torch.randn(3, 4))
-        value = loss(logits, torch.tensor([0, 1, 2]), **loss.arguments())
-    assert logits.dtype == torch.bfloat16
-    assert value.dtype == torch.float32
-    value.backward()
-    assert model.weight.grad.isfinite().all()
-
-
 # Properties
 
 scores_and_label = st.integers(3, 7).flatmap(

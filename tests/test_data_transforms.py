@@ -7,7 +7,6 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from topklass.data import (
-    IMAGENET,
     Normalize,
     Split,
     cutmix,
@@ -104,12 +103,6 @@ def test_normalising_views():
     views = random_images(2, 10, 3, 4, 4)
     expected = v2.functional.normalize(views / 255, [0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
     torch.testing.assert_close(normal(views), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_normalising_with_the_statistics_of_imagenet():
-    images = random_images(2, 3, 4, 4)
-    expected = v2.functional.normalize(images / 255, *map(list, IMAGENET))
-    torch.testing.assert_close(Normalize(*IMAGENET)(images), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_bad_normalisation():

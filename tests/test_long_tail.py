@@ -42,15 +42,6 @@ def test_class_weights(beta, dtype):
     assert weights.mean().item() == pytest.approx(1)
 
 
-def test_limits_of_class_weights():
-    assert torch.equal(class_weights(COUNTS, beta=0.0), torch.ones(4))
-    inverse = 1 / COUNTS
-    close_to_one = class_weights(COUNTS, beta=1 - 1e-12)
-    torch.testing.assert_close(close_to_one, inverse / inverse.mean(), rtol=1e-6, atol=0)
-    assert (class_weights(COUNTS).diff() > 0).all()
-    assert torch.equal(class_weights(COUNTS.tolist()), class_weights(COUNTS))
-
-
 def test_class_weights_without_samples():
     """A class without samples is as rare as the rarest that has some."""
     weights = class_weights(torch.tensor([100, 0, 5, 0]), beta=0.9)
@@ -59,12 +50,6 @@ def test_class_weights_without_samples():
     for beta in (0.0, 0.9999):
         assert torch.equal(class_weights(torch.tensor([0, 0]), beta), torch.ones(2))
     assert torch.equal(class_weights(torch.tensor([0, 7, 2]), 0.0), torch.ones(3))
-
-
-def test_class_weights_leave_counts_alone():
-    counts = torch.tensor([0.0, 2.0, 3.0])
-    class_weights(counts)
-    assert counts._version == 0
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.0, 1.5, math.nan, "0.9", None, True])
@@ -117,13 +102,6 @@ def test_weights_come_at_the_start_epoch(criterion):
         torch.testing.assert_close(loss(logits, target), expected, rtol=0, atol=0)
         assert criterion.weight is None
     assert not torch.equal(plain, later(logits, target))
-
-
-def test_weights_from_the_beginning():
-    logits, target = a_batch()
-    loss = DeferredReweighting(nn.CrossEntropyLoss(), COUNTS, start=0)
-    expected = F.cross_entropy(logits, target, class_weights(COUNTS))
-    torch.testing.assert_close(loss(logits, target), expected)
 
 
 def test_beta_is_handed_on():

@@ -5,7 +5,8 @@ import torch
 from benchmarks.long_tail import checked, compare
 from benchmarks.prediction_tables import long_tail as table
 
-from set_samples import long_tail, raises
+from set_samples import long_tail
+from test_bad_input import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning
 

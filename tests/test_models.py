@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from topklass import CosineClassifier
-from topklass.models import ConvNet, DenseNet, available, build, count_parameters, small_resnet
+from topklass.models import DenseNet, available, build, count_parameters, small_resnet
 from topklass.models.adapt import find_head, replace_head, take_grey
 
 OWN = ["convnet", "densenet40-12", "densenet40-40-bc", "resnet18-small"]
@@ -110,11 +110,6 @@ def test_parameters_by_formula(name, expected):
         assert count_parameters(build(name, 100)) == expected
 
 
-def test_parameters_of_the_convnet_without_head():
-    body = count_parameters(ConvNet(1, channels=1).features)
-    assert 100_000 < body < 300_000
-
-
 @pytest.mark.parametrize("name", [*OWN, *LARGE[:2]])
 def test_lines_tell_the_number_of_parameters(name):
     with torch.device("meta"):
@@ -203,15 +198,6 @@ def test_small_resnet_keeps_the_resolution():
     assert stem(torch.randn(2, 3, 32, 32)).shape == (2, 64, 32, 32)
 
 
-def test_channels_last_gives_the_same():
-    network = build("convnet", 7).double()
-    images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
-    expected = scores_of(network, images)
-    network.to(memory_format=torch.channels_last)
-    actual = scores_of(network, images.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(actual, expected)
-
-
 # Heads
 
 
@@ -274,28 +260,6 @@ def test_half_precision(name, head):
     assert scores.dtype == (torch.float32 if head == "cosine" else torch.bfloat16)
     scores.float().logsumexp(1).sum().backward()
     assert all(p.grad.isfinite().all() for p in network.parameters())
-
-
-@networks
-def test_the_seed_decides(name):
-    def built(seed: int) -> dict[str, Tensor]:
-        torch.manual_seed(seed)
-        return build(name, 7).state_dict()
-
-    first, second, other = built(0), built(0), built(1)
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert not all(torch.equal(first[key], other[key]) for key in first)
-
-
-@cases
-def test_state_dict_round_trip(name, channels, head, tmp_path):
-    network, again = (build(name, 7, channels=channels, head=head) for _ in range(2))
-    images = torch.randn(4, channels, 16, 16)
-    network(images)
-    torch.save(network.state_dict(), tmp_path / "weights.pt")
-    assert not torch.equal(scores_of(network, images), scores_of(again, images))
-    again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    assert torch.equal(scores_of(network, images), scores_of(again, images))
 
 
 def test_the_convnet_learns():

@@ -1,7 +1,6 @@
 """Lists of k labels against enumeration, sorted scores, and values worked out by hand."""
 
 import math
-import re
 from itertools import combinations
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from test_bad_input import raises
 from topklass import predict_topk, topk_marginals
 from topklass.prediction import among_first, largest, stable_order
 
@@ -45,11 +45,6 @@ def chance_of_membership(scores: list[float], k: int, temperature: float) -> lis
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def raises(error, *parts):
-    """The error's message has these parts, in any order."""
-    return pytest.raises(error, match="".join(f"(?=.*{re.escape(part)})" for part in parts))
 
 
 # What is predicted
@@ -90,14 +85,6 @@ def test_averages_that_differ():
     assert found.probabilities.tolist() == pytest.approx([first, second])
 
 
-def test_one_guess_is_the_averaged_softmax():
-    logits = 4 * torch.randn(7, 3, 20)
-    marginal = predict_topk(logits, 1, crop_dim=1)
-    softmax = predict_topk(logits, 1, crop_dim=1, method="softmax")
-    assert torch.equal(marginal.labels, softmax.labels)
-    close(marginal.probabilities, softmax.probabilities, 1e-6)
-
-
 @pytest.mark.parametrize(
     ("k", "spread", "method", "temperature"),
     [
@@ -119,14 +106,6 @@ def test_one_crop_is_sorted_scores(k, spread, method, temperature):
     assert (found.probabilities.diff(dim=-1) <= 1e-6).all()
     again = predict_topk(logits.unsqueeze(1), k, crop_dim=1, **options)
     close(again.probabilities, found.probabilities, 1e-6)
-
-
-@few_examples
-@given(crops_of_scores())
-def test_marginals_grow_with_the_score(logits):
-    ordered = logits.sort(dim=-1).values
-    for k in range(1, logits.shape[1] + 1):
-        assert (topk_marginals(ordered, k).diff(dim=-1) >= -1e-12).all()
 
 
 def test_temperature_of_the_smooth_loss():

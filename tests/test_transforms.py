@@ -12,7 +12,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import hessian, jacobian
 
 import topklass
-from losses_table import CLASSES, LOSSES, Loss, problem
+from contract_cases import C, every_kind, every_loss, every_smooth_loss, name
+from losses_table import LOSSES, Loss, problem
 from synchronisation import no_synchronisation
 from topklass.reference import row_blocks
 from topklass.reference.power_sums import LARGEST_K
@@ -20,19 +21,8 @@ from topklass.reference.power_sums import LARGEST_K
 # PyTorch's own forward mode still uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 
-C = CLASSES
-SMOOTH = [loss for loss in LOSSES if loss.smooth]
 NOISED = [loss for loss in LOSSES if loss.parameters.get("samples")]
-
-
-def name(loss: Loss) -> str:
-    return loss.name
-
-
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=name)
-every_smooth_loss = pytest.mark.parametrize("loss", SMOOTH, ids=name)
 every_noised_loss = pytest.mark.parametrize("loss", NOISED, ids=name)
-every_kind = pytest.mark.parametrize("kind", ["indices", "probabilities"])
 every_k = pytest.mark.parametrize(
     "k", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 13))]
 )
@@ -70,7 +60,7 @@ def test_gradient(loss, kind, k):
 def test_gradient_by_the_tree(kind, monkeypatch):
     monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K", dict.fromkeys(LARGEST_K, 1))
     monkeypatch.setattr("topklass.reference.power_sums.LARGEST_K_OF_LABELS", 1)
-    logits, function = a_case(SMOOTH[0], kind, reduction="none")
+    logits, function = a_case(LOSSES[0], kind, reduction="none")
     assert gradcheck(function, logits.requires_grad_(), check_forward_ad=True)
     assert gradgradcheck(function, logits, fast_mode=True)
 
@@ -148,27 +138,6 @@ def twice(function, logits: Tensor) -> Tensor:
 
 
 # torch.func
-
-
-@every_loss
-@every_kind
-def test_func_grad(loss, kind):
-    logits, function = a_case(loss, kind)
-    torch.testing.assert_close(torch.func.grad(function)(logits), gradient(function, logits))
-
-
-@every_loss
-@every_kind
-def test_forward_mode(loss, kind):
-    logits, function = a_case(loss, kind)
-    tangent = torch.randn_like(logits)
-    expected = (gradient(function, logits) * tangent).sum()
-    value, slope = torch.func.jvp(function, (logits,), (tangent,))
-    torch.testing.assert_close(value, function(logits))
-    torch.testing.assert_close(slope, expected)
-    with forward_ad.dual_level():
-        dual = function(forward_ad.make_dual(logits, tangent))
-        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, expected)
 
 
 @every_loss
@@ -473,7 +442,7 @@ def test_repr(loss):
 @pytest.mark.parametrize("kind", ["smoothing", "mask"])
 def test_tangents_of_margins_in_blocks(monkeypatch, kind):
     """Blocks of rows differentiate the scores alone: a dual margin must not go through them."""
-    logits, target = problem((6, CLASSES))
+    logits, target = problem((6, C))
 
     def loss(margin: Tensor) -> Tensor:
         if kind == "smoothing":
@@ -483,12 +452,12 @@ def test_tangents_of_margins_in_blocks(monkeypatch, kind):
         return topklass.functional.multilabel_smooth_topk_loss(logits, logits > 1, 2, 0.8, margin)
 
     def tangent() -> Tensor:
-        margin = torch.full((CLASSES,), 0.5, dtype=torch.float64)
+        margin = torch.full((C,), 0.5, dtype=torch.float64)
         return torch.func.jvp(loss, (margin,), (torch.ones_like(margin),))[1]
 
     def dual_tangent() -> Tensor | None:
         with forward_ad.dual_level():
-            margin = torch.full((CLASSES,), 0.5, dtype=torch.float64)
+            margin = torch.full((C,), 0.5, dtype=torch.float64)
             return forward_ad.unpack_dual(
                 loss(forward_ad.make_dual(margin, torch.ones_like(margin)))
             ).tangent

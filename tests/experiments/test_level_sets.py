@@ -2,7 +2,6 @@
 
 import json
 from math import exp, log
-from pathlib import Path
 
 import pytest
 import torch
@@ -156,8 +155,3 @@ def test_figures_are_made_from_the_record_alone(record, tmp_path, monkeypatch):
 def test_the_panels_that_the_papers_caption_names():
     assert all(o["epsilon"] == 1 for f, _, _, o in panels() if f == "4")
     assert {o["samples"] for f, _, _, o in panels() if f == "5"} == {50, None}
-
-
-def test_a_folder_that_is_not_there_is_made(tmp_path: Path):
-    EXPERIMENT.run(Request("smoke", tmp_path / "a" / "b"))
-    assert (tmp_path / "a" / "b" / "level-sets-smoke.json").exists()
