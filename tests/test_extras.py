@@ -26,14 +26,10 @@ def run_without(package: str, code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("module", "package"),
-    [("topklass.cli", "rich"), ("topklass.cli", "yaml"), ("topklass.models", "torchvision")],
-)
-def test_missing_package(module, package):
-    ended = run_without(package, f"import {module}")
+def test_missing_package():
+    ended = run_without("torchvision", "import topklass.models")
     last = ended.stderr.splitlines()[-1]
-    assert last.endswith(f"needs {package}: pip install 'topklass[train]'")
+    assert last.endswith("needs torchvision: pip install 'topklass[train]'")
 
 
 def test_the_command_without_its_extra():
@@ -43,16 +39,6 @@ def test_the_command_without_its_extra():
     assert ended.stderr == (
         "Error: the command topklass needs typer: pip install 'topklass[train]'\n"
     )
-
-
-@pytest.mark.parametrize("module", ["topklass.cli", "topklass.models"])
-def test_a_broken_package_is_not_called_missing(module, tmp_path):
-    for package in ("typer", "torchvision"):
-        (tmp_path / f"{package}.py").write_text("import nowhere")
-    code = f"sys.path.insert(0, {str(tmp_path)!r})\nimport {module}"
-    ended = run_without("nowhere", code)
-    assert ended.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nowhere'"
-    assert "pip install" not in ended.stderr
 
 
 @pytest.mark.parametrize(
