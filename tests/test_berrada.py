@@ -254,17 +254,6 @@ def test_proposition_3_fails_for_more(k: int, tau: float, lowest: float) -> None
 # Proposition 4
 
 
-@pytest.mark.parametrize("q", [1, 2, 5, 12])
-def test_lemma_2(q: int) -> None:
-    """Binomial coefficients are the σ_p of q ones; equality at p = q − 1."""
-    binomial = log_esp(torch.zeros(q, dtype=torch.float64), q)
-    exact = vector([math.log(math.comb(q, p)) for p in range(q + 1)])
-    torch.testing.assert_close(binomial, exact, rtol=1e-13, atol=1e-13)
-    excess = math.log(q) + binomial[1:] - binomial[:-1]
-    assert (excess >= -1e-12).all()
-    assert abs(excess[-1].item()) < 1e-12
-
-
 @bounded
 @given(cases())
 def test_lemma_3(case: tuple[Tensor, int, int, float]) -> None:
@@ -276,17 +265,6 @@ def test_lemma_3(case: tuple[Tensor, int, int, float]) -> None:
     for label in missed:
         *_, lower, upper = log_esp(without(x, label), k).tolist()
         assert x[label].item() + lower - math.log(k) <= upper + 1e-12 * max(1.0, abs(upper))
-
-
-@every_tau
-def test_lemma_3_is_tight(tau: float) -> None:
-    """With k + 1 equal scores, and then equation 54 is an equality too."""
-    for k in (1, 2, 7):
-        scores = torch.full((k + 1,), 3.0, dtype=torch.float64)
-        *_, lower, upper = log_esp(scores[1:] / (k * tau), k).tolist()
-        assert 3.0 / (k * tau) + lower - math.log(k) == pytest.approx(upper, abs=1e-12)
-        exact = 1.0 + tau * math.log(math.exp(-1 / tau) + 1 / k)
-        assert smooth(scores, 0, k, tau) == pytest.approx(exact, rel=1e-12)
 
 
 @bounded
@@ -384,9 +362,3 @@ def test_proposition_8() -> None:
     for beta, equivalent in [(alpha, (alpha * decay, 1.0)), (1 / decay, (1.0, alpha * decay))]:
         left, right = objective(weights, decay, alpha), objective(weights / beta, *equivalent)
         torch.testing.assert_close(left, beta * right, rtol=1e-13, atol=0.0)
-
-
-def test_smooth_loss_alone_has_no_proposition_8() -> None:
-    """Appendix D.2: log-sum-exp is not homogeneous unless the temperature is scaled too."""
-    scores = scores_of(6)
-    assert abs(smooth(2 * scores, 0, 2, 1.0, 2.0) - 2 * smooth(scores, 0, 2, 1.0, 1.0)) > 1e-2

@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -101,15 +99,6 @@ def test_dim(loss, shape, dim):
     logits = torch.randn(shape, dtype=torch.float64)
     target = SparseTarget(*(x.movedim(1, dim) for x in few(logits.movedim(dim, 1).shape, 3)))
     assert_is_dense(loss, logits, target, **loss.arguments(), dim=dim)
-
-
-@every_loss
-def test_module_is_function(loss):
-    logits, _ = problem((4, C))
-    target, fixed = few((4, C), 3), loss.fixed(logits.shape)
-    arguments = loss.arguments(per_class=True)
-    actual = loss.module(**arguments)(logits, target, **fixed)
-    torch.testing.assert_close(actual, loss(logits, target, **arguments), rtol=0, atol=0)
 
 
 @every_loss
@@ -287,7 +276,7 @@ def test_vmap_and_func_grad(loss):
     [x if x is SMOOTH else pytest.param(x, marks=pytest.mark.slow) for x in LOSSES],
     ids=lambda loss: loss.name,
 )
-@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("m", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_compile(loss, m):
     torch.compiler.reset()
     arguments = loss.arguments(per_class=True)
@@ -317,24 +306,6 @@ def test_export(name):
 
 
 # Properties
-
-rows_and_targets = st.integers(3, 7).flatmap(
-    lambda n: st.tuples(
-        st.lists(st.floats(-20, 20, width=32), min_size=n, max_size=n),
-        st.lists(st.tuples(st.integers(0, n - 1), st.floats(0, 2)), max_size=n + 2),
-    )
-)
-
-
-@every_loss
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(rows_and_targets, st.integers(1, 2), st.sampled_from([1.0, 0.0, 100.0]))
-def test_sparse_is_dense(loss, case, k, scale):
-    scores = torch.tensor(case[0], dtype=torch.float64) * scale
-    indices = torch.tensor([c for c, _ in case[1]], dtype=torch.long)
-    target = SparseTarget(indices, torch.tensor([w for _, w in case[1]], dtype=torch.float64))
-    assert_is_dense(loss, scores, target, 1e-11, **loss.arguments(len(scores), k))
-
 
 # The linear losses
 

@@ -97,12 +97,6 @@ def test_gradient_compares_marginals(n, k):
     torch.testing.assert_close(gradient(scores, target, k), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_falls_as_the_list_grows():
-    scores, target = 3 * torch.randn(20, 9, dtype=torch.float64), torch.arange(20) % 9
-    by_length = torch.stack([losses(scores, target, k) for k in range(1, 9)])
-    assert (by_length.diff(dim=0) < 0).all()
-
-
 def test_half_precision_of_any_length():
     scores, target = torch.randn(30, 9).bfloat16(), torch.arange(30) % 9
     for k in (3, 5, {1: 1.0, 5: 2.0}):
@@ -141,12 +135,6 @@ def test_mixture_of_marginals(weights, kind):
         options = {"label_smoothing": 0.3}
         expected = 0.7 * F.nll_loss(chances.log(), target) - 0.3 * chances.log().mean()
     torch.testing.assert_close(topk_cross_entropy(scores, target, weights, **options), expected)
-
-
-def test_weights_are_divided_by_their_sum():
-    scores, target = torch.randn(4, 9, dtype=torch.float64), torch.arange(4)
-    expected = losses(scores, target, {1: 0.25, 5: 0.75})
-    torch.testing.assert_close(losses(scores, target, {5: 6, 1: 2}), expected)
 
 
 @pytest.mark.parametrize(
