@@ -24,20 +24,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._lists import Lists, leaders
+from topklass._lists import Lists
 from topklass._transforms import can_read_values, needs_plain_backward, plain_backward
 from topklass.reference import fused
-from topklass.reference.every_label_blocks import over_classes, read
+from topklass.reference.every_label_blocks import leaders, over_classes, read
 from topklass.reference.every_label_rows import (
     Weights,
-    marginals_of_tail,
-    slopes_through_tail,
+    read_rows,
+    slopes_of_rows,
     weighted_loss_of_label,
     weighted_losses_of_leaders,
 )
-from topklass.reference.power_sums import LARGEST_K_IN_FLOAT32, wide_dtype, working_dtype
+from topklass.reference.power_sums import serves_labels, wide_dtype, working_dtype
 
 Plain = Callable[[Tensor, Weights], Tensor]
 CONSTANTS_ELEMENTS = 2**20
@@ -50,7 +51,7 @@ def serves(scores: Tensor, lists: Lists) -> bool:
     return (
         can_read_values(scores)
         and scores.dtype != torch.float64
-        and max(lists.lengths) <= LARGEST_K_IN_FLOAT32
+        and serves_labels(max(lists.lengths), scores.shape[1], scores.device)
         and (len(lists.lengths) == 1 or (not isinstance(margin, Tensor) and margin == 0))
     )
 
@@ -108,7 +109,7 @@ class _ExpectedLoss(torch.autograd.Function):
         ]
         total, *saved = _joined([group[:4] for group in groups])
         if wanted:
-            tail = torch.cat([group.tail for group in groups], 1)
+            tail = _joined_columns([group.tail.t() for group in groups])
             kept = [block for group in groups for block in group.blocks]
             numbers, tensors = weights.apart()
             blocks = (*(block.u for block in kept), *(block.own for block in kept))
@@ -161,9 +162,7 @@ def _rows_at_once(scores: Tensor, lists: Lists) -> int:
 
     The largest of its constants are the products that leave out each leader.
     """
-    longest = max(lists.lengths)
-    count = leaders(longest)
-    most = CONSTANTS_ELEMENTS // (count * (count + len(lists.lengths)) * (longest + 2))
+    most = CONSTANTS_ELEMENTS // (leaders(lists, scores.shape[1]) * (max(lists.lengths) + 2))
     block = fused.block_rows(scores)
     return max(1, most // block * block if most > block else most)
 
@@ -174,28 +173,32 @@ def _of_rows(
     """Losses of some rows, and what their gradient needs."""
     rows = _slices(len(scores), fused.block_rows(scores))
     blocks = [read(scores[each], weights.of_rows(each).every, lists, scratch[0]) for each in rows]
-    top, places, sums, drops = _joined([block[:4] for block in blocks])
-    top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
-    tail = marginals_of_tail(top, sums, lists)
+    top, places, drops = _joined([(each.top, each.places, each.drops) for each in blocks])
+    sums = _joined_columns([each.sums for each in blocks])
+    row = read_rows(top.t().to(wide_dtype(scores)), sums, lists)
     passes = [
-        over_classes(block, tail, each, lists, wanted, scratch)
+        over_classes(block, row, each, lists, wanted, scratch)
         for each, block in zip(rows, blocks, strict=True)
     ]
-    losses, moments = _joined([each[:2] for each in passes])
-    total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
+    (losses,) = _joined([each[:1] for each in passes])
+    moments = _joined_columns([each[1] for each in passes])
+    total, shares = weighted_losses_of_leaders(scores, row, places, weights, lists)
     total += losses - drops
     of_label = torch.zeros_like(total)
     if weights.labels is not None:
-        loss, of_label = weighted_loss_of_label(
-            scores, top[-1], places, weights, lists, tail, moments
-        )
+        loss, of_label = weighted_loss_of_label(scores, row, places, weights, lists, moments.t())
         total += loss
+    if not wanted:
+        return _Group(total, places, total, of_label, sums, [])
+    of_top, tail = slopes_of_rows(row, moments, shares)
     kept = []
-    if wanted:
-        more = slopes_through_tail(tail, moments.t())
-        slopes.tail.add_(more.tail)
-        slopes.top.add_(more.top)
-        for block, (_, _, own) in zip(blocks, passes, strict=True):
-            weight = 1.0 if isinstance(block.weights, Tensor) else block.weights
-            kept.append(_Kept(block.u, own, weight))
-    return _Group(total, places, slopes.top.t(), of_label, slopes.tail, kept)
+    for block, (_, _, own) in zip(blocks, passes, strict=True):
+        weight = 1.0 if isinstance(block.weights, Tensor) else block.weights
+        kept.append(_Kept(block.u, own, weight))
+    return _Group(total, places, of_top.t(), of_label, tail, kept)
+
+
+def _joined_columns(parts: list[Tensor]) -> Tensor:
+    """Tensors of (r, D) side by side, (most D, R), filled with zeros."""
+    most = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, most - part.shape[1])) for part in parts]).t().contiguous()

@@ -9,13 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topklass._lists import Lists, leaders
+from topklass._lists import Lists
 from topklass.reference import fused
-from topklass.reference.every_label_rows import Tail
+from topklass.reference.every_label_rows import Row
 from topklass.reference.power_sums import lowest_score, wide_dtype, working_dtype
 
 FACTORS = 16
 """So many numbers from 1/11 to 11 have a product in float32."""
+NEGLIGIBLE = 2.0**-26
+"""A relative error that is small beside the rounding of float32."""
 
 
 class Block(NamedTuple):
@@ -25,7 +27,7 @@ class Block(NamedTuple):
     """The leaders, (r, M)."""
     places: Tensor
     sums: Tensor
-    """Power sums of the tail, (r, K)."""
+    """The first D power sums of the tail, (r, D)."""
     drops: Tensor
     """``Σ_c w_c log u_c`` of the tail, (r)."""
     u: Tensor
@@ -37,7 +39,7 @@ class Block(NamedTuple):
 def read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -> Block:
     """First pass: leaders, tail and power sums."""
     classes, longest, temperature = scores.shape[1], max(lists.lengths), lists.temperature
-    count = min(leaders(longest), classes)
+    count = leaders(lists, classes)
     work = fused.padded(scores, count, working_dtype(scores.dtype))
     top, places = fused.largest(work, count)
     top.clamp_(min=lowest_score(work))
@@ -53,8 +55,28 @@ def read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -
         weights, drops = _without_absent(scores, u, weights, places)
     u.exp2_().scatter_(1, places, 0.0)
     wide = wide_dtype(scores)
-    sums = fused.sums_of_powers(u, longest, scratch).to(wide)
+    sums = fused.sums_of_powers(u, terms(u.sum(1), longest), scratch).to(wide)
     return Block(top, places, sums, drops.to(wide) / fused.LOG2_E, u, weights)
+
+
+def leaders(lists: Lists, classes: int) -> int:
+    """How many of the largest scores are taken out of the tail."""
+    return min(2 * max(lists.lengths), classes)
+
+
+def terms(total: Tensor, k: int) -> int:
+    """How many powers of u matter to float32, if the sum of u over the tail is ``total``, (r).
+
+    Seen from the least of 2k leaders, ``h_m`` and the share of the m-th power sum in ``log S_k``
+    are at most those of as many scores that are equal: as ``S_j / S_{j−1}`` is concave and
+    increasing in all scores, it is least if the tail has ``total`` scores of 1, and leaders are 1.
+    """
+    i = torch.arange(k + 1, device=total.device, dtype=torch.float64).unsqueeze(1)
+    total = total.double()
+    ratios = (k - i) / (k + 1 + total + i)
+    ratios[1:].mul_(total.clamp(max=1.0))
+    error = ratios.cumprod(0).mul_(1 + total)
+    return max(1, int((error > NEGLIGIBLE).any(1).sum()))
 
 
 def _weighted_sum(values: Tensor, weights: float | Tensor, scratch: Tensor) -> Tensor:
@@ -78,22 +100,22 @@ def _without_absent(
 
 def over_classes(
     block: Block,
-    tail: Tail,
+    row: Row,
     rows: slice,
     lists: Lists,
     wanted: bool,
     scratch: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Second pass: losses of the tail but for ``log u``, moments, (r, K), and ``−T ∂ℓ/∂s``."""
-    u, weights = block.u, block.weights
-    coefficients = tail.h[:, rows].to(u.dtype, copy=True).unsqueeze(2)
+    """Second pass: losses of the tail but for ``log u``, moments, (r, D), and ``−T ∂ℓ/∂s``."""
+    u, weights, count = block.u, block.weights, block.sums.shape[1]
+    coefficients = row.h[:count, rows].to(u.dtype, copy=True).unsqueeze(2)
     coefficients[1::2].neg_()
     h = _horner(coefficients, u, scratch[0].resize_(u.shape))
     other = scratch[1].resize_(u.shape)
-    first = tail.first[rows].to(u.dtype).unsqueeze(1)
+    first = row.first[rows].to(u.dtype).unsqueeze(1)
     ratio, r = _ratio_and_r(h, u, first, lists.margin, other)
     losses, total = _losses(block, ratio, other)
-    losses += _margins(block, lists.margin, total) - tail.log_first[rows] * total
+    losses += _margins(block, lists.margin, total) - row.log_first[rows] * total
     if isinstance(weights, Tensor):
         r.mul_(weights)
     own = u
