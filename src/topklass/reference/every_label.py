@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._lists import Lists
+from topklass._lists import Lists, leaders
 from topklass._transforms import can_read_values, needs_plain_backward, plain_backward
 from topklass.reference import fused
-from topklass.reference.every_label_blocks import leaders, over_classes, read
+from topklass.reference.every_label_blocks import over_classes, read
 from topklass.reference.every_label_rows import (
     Weights,
     read_rows,
@@ -41,8 +41,8 @@ from topklass.reference.every_label_rows import (
 from topklass.reference.power_sums import serves_labels, wide_dtype, working_dtype
 
 Plain = Callable[[Tensor, Weights], Tensor]
-CONSTANTS_ELEMENTS = 2**20
-"""Numbers of float64 that the largest constants of some rows may have: 8 MB."""
+CONSTANTS_ELEMENTS = 2**19
+"""Numbers of float64 that the largest constants of some rows may have: 4 MB."""
 
 
 def serves(scores: Tensor, lists: Lists) -> bool:
@@ -162,7 +162,8 @@ def _rows_at_once(scores: Tensor, lists: Lists) -> int:
 
     The largest of its constants are the products that leave out each leader.
     """
-    most = CONSTANTS_ELEMENTS // (leaders(lists, scores.shape[1]) * (max(lists.lengths) + 2))
+    longest = max(lists.lengths)
+    most = CONSTANTS_ELEMENTS // (leaders(longest) * (longest + 2))
     block = fused.block_rows(scores)
     return max(1, most // block * block if most > block else most)
 

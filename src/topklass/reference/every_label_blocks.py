@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topklass._lists import Lists
+from topklass._lists import Lists, leaders
 from topklass.reference import fused
 from topklass.reference.every_label_rows import Row
 from topklass.reference.power_sums import lowest_score, wide_dtype, working_dtype
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 def read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -> Block:
     """First pass: leaders, tail and power sums."""
     classes, longest, temperature = scores.shape[1], max(lists.lengths), lists.temperature
-    count = leaders(lists, classes)
+    count = min(leaders(longest), classes)
     work = fused.padded(scores, count, working_dtype(scores.dtype))
     top, places = fused.largest(work, count)
     top.clamp_(min=lowest_score(work))
@@ -55,28 +55,23 @@ def read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -
         weights, drops = _without_absent(scores, u, weights, places)
     u.exp2_().scatter_(1, places, 0.0)
     wide = wide_dtype(scores)
-    sums = fused.sums_of_powers(u, terms(u.sum(1), longest), scratch).to(wide)
+    sums = fused.sums_of_powers(u, terms(u.sum(1), longest, count), scratch).to(wide)
     return Block(top, places, sums, drops.to(wide) / fused.LOG2_E, u, weights)
 
 
-def leaders(lists: Lists, classes: int) -> int:
-    """How many of the largest scores are taken out of the tail."""
-    return min(2 * max(lists.lengths), classes)
+def terms(total: Tensor, longest: int, count: int) -> int:
+    """How many powers of u matter to float32, if u sums up to ``total`` over the tail, (r).
 
-
-def terms(total: Tensor, k: int) -> int:
-    """How many powers of u matter to float32, if the sum of u over the tail is ``total``, (r).
-
-    Seen from the least of 2k leaders, ``h_m`` and the share of the m-th power sum in ``log S_k``
-    are at most those of as many scores that are equal: as ``S_j / S_{j−1}`` is concave and
-    increasing in all scores, it is least if the tail has ``total`` scores of 1, and leaders are 1.
+    Seen from the least leader, ``S_j / S_{j−1}`` is concave and increasing in all scores. So it is
+    least if all leaders are 1, and if the tail is ``total`` scores of 1 instead: as if so many
+    scores were equal. That bounds ``h_m``, and what the m-th power sum adds to ``log S_k``.
     """
-    i = torch.arange(k + 1, device=total.device, dtype=torch.float64).unsqueeze(1)
-    total = total.double()
-    ratios = (k - i) / (k + 1 + total + i)
-    ratios[1:].mul_(total.clamp(max=1.0))
-    error = ratios.cumprod(0).mul_(1 + total)
-    return max(1, int((error > NEGLIGIBLE).any(1).sum()))
+    least, most = (float(each) for each in total.aminmax()) if len(total) else (0.0, 0.0)
+    error, m = float(longest), 0
+    while m < longest and not error <= NEGLIGIBLE:  # also NaN
+        m += 1
+        error *= min(1.0, most) * (longest - m) / (count - longest + 1 + least + m)
+    return max(1, m)
 
 
 def _weighted_sum(values: Tensor, weights: float | Tensor, scratch: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def read_rows(top: Tensor, sums: Tensor, lists: Lists) -> Row:
     for k, chance in zip(lists.lengths, lists.chances, strict=True):
         views, falls = [], []
         for view in (top[k], top[k - 1]):
-            fall = _powers(((top[-1] - view) / temperature).exp(), k)
+            fall = _powers((top[-1] - view) / temperature, k)
             inverted = (view - top[:k]).div_(temperature).exp_()
             middle = (top[k:] - view).div_(temperature).exp_()
             listed = not views
@@ -121,11 +121,11 @@ def read_rows(top: Tensor, sums: Tensor, lists: Lists) -> Row:
             views.append(without_each(q[: k + 1] * fall, kept, left_out, listed))
             falls.append(fall)
         s = views[1].whole
-        share = _powers(((threshold - top[k - 1]) / temperature).exp(), k)[1:] * (chance / s[k])
+        share = _powers((threshold - top[k - 1]) / temperature, k)[1:] * (chance / s[k])
         coefficients[:k].addcmul_(s[:k].flip(0), share)
         each.append(_Length(views[0], views[1], (falls[0], falls[1]), share))
     above, depth = coefficients[0], (top[-1] - threshold) / temperature
-    powers = _powers(depth.exp(), longest - 1)
+    powers = _powers(depth, longest - 1)
     first, log_first = above * depth.exp(), depth + above.log()
     return Row(top, q, coefficients / above * powers, first, log_first, above, powers, each)
 
@@ -249,7 +249,7 @@ def mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:
     return least - log_kept
 
 
-def _powers(x: Tensor, count: int) -> Tensor:
-    """``x^0 … x^count`` along a new first dimension."""
-    degree = torch.arange(count + 1, device=x.device, dtype=x.dtype)
-    return x ** degree.view(-1, *(1,) * x.dim())
+def _powers(log: Tensor, count: int) -> Tensor:
+    """``x^0 … x^count`` of a logarithm along a new first dimension."""
+    degree = torch.arange(count + 1, device=log.device, dtype=log.dtype)
+    return (degree.unsqueeze(1) * log).exp_()
