@@ -7,11 +7,13 @@ The expectation ``E = Σ_c w_c ℓ_c`` over all classes c as the label, with
 for lists of several lengths, or of one length and with a margin. As in
 :mod:`topklass.reference.power_sums`, the largest scores of a row are taken out of it, here more
 than the longest list has. They are the *leaders*, and each is left out of the row by positive
-products (``every_label_rows.py``). Of any other class
+products (``leave_one_out.py``). Of any other class
 
     π_c = u_c Σ_m C_m (−u_c)^m,    C_m = Σ_k P_k S_{k−1−m} / S_k,    u_c = exp((s_c − t) / T)
 
 with the least leader t is one polynomial for all lengths. ``h = π / (u C_0)`` is between 1/k and 1.
+The more scores there are beside the leaders, the faster C_m falls: few powers of u matter, some 3
+to 10 of them for long rows, whatever k is (``every_label_blocks.terms``).
 
 The gradient comes by reverse mode: with ``r = 1 / (h (1 − b π))``, ``b = 1 − e^{−α}``,
 
@@ -201,5 +203,7 @@ def _of_rows(
 
 def _joined_columns(parts: list[Tensor]) -> Tensor:
     """Tensors of (r, D) side by side, (most D, R), filled with zeros."""
-    most = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, most - part.shape[1])) for part in parts]).t().contiguous()
+    counts = [part.shape[1] for part in parts]
+    if len(set(counts)) > 1:
+        parts = [F.pad(each, (0, max(counts) - each.shape[1])) for each in parts]
+    return torch.cat(parts).t().contiguous()

@@ -55,8 +55,13 @@ def read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -
         weights, drops = _without_absent(scores, u, weights, places)
     u.exp2_().scatter_(1, places, 0.0)
     wide = wide_dtype(scores)
-    sums = fused.sums_of_powers(u, terms(u.sum(1), longest, count), scratch).to(wide)
-    return Block(top, places, sums, drops.to(wide) / fused.LOG2_E, u, weights)
+    sums, power, scratch = [u.sum(1)], u, scratch.resize_(u.shape)
+    for _ in range(1, terms(sums[0], longest, count)):
+        power = torch.mul(power, u, out=scratch)
+        sums.append(power.sum(1))
+    return Block(
+        top, places, torch.stack(sums, 1).to(wide), drops.to(wide) / fused.LOG2_E, u, weights
+    )
 
 
 def terms(total: Tensor, longest: int, count: int) -> int:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._lists import Lists
+from topklass.reference import fused
 from topklass.reference.leave_one_out import WithoutEach, without_each
 from topklass.reference.power_sums import LINEAR_FROM, wide_dtype, working_dtype
 
@@ -107,27 +108,26 @@ class Row(NamedTuple):
 def read_rows(top: Tensor, sums: Tensor, lists: Lists) -> Row:
     """The polynomials of rows for all lengths of lists."""
     longest, temperature = max(lists.lengths), lists.temperature
-    q = newton(sums, longest)
+    q = fused.newton(sums, longest)
     threshold = top[longest - 1]
     coefficients, each = torch.zeros_like(q[1:]), []
     for k, chance in zip(lists.lengths, lists.chances, strict=True):
-        views, falls = [], []
-        for view in (top[k], top[k - 1]):
-            fall = _powers((top[-1] - view) / temperature, k)
-            inverted = (view - top[:k]).div_(temperature).exp_()
-            middle = (top[k:] - view).div_(temperature).exp_()
-            listed = not views
-            kept, left_out = (middle, inverted) if listed else (inverted, middle)
-            views.append(without_each(q[: k + 1] * fall, kept, left_out, listed))
-            falls.append(fall)
-        s = views[1].whole
+        views = []
+        for seen_from, listed in ((top[k], True), (top[k - 1], False)):
+            fall = _powers((top[-1] - seen_from) / temperature, k)
+            heads = (seen_from - top[:k]).div_(temperature).exp_()
+            middle = (top[k:] - seen_from).div_(temperature).exp_()
+            first, last = (middle, heads) if listed else (heads, middle)
+            views.append((fall, without_each(q[: k + 1] * fall, first, last, listed)))
+        (fall_of_listed, of_listed), (fall_of_others, of_others) = views
+        s = of_others.whole
         share = _powers((threshold - top[k - 1]) / temperature, k)[1:] * (chance / s[k])
         coefficients[:k].addcmul_(s[:k].flip(0), share)
-        each.append(_Length(views[0], views[1], (falls[0], falls[1]), share))
+        each.append(_Length(of_listed, of_others, (fall_of_listed, fall_of_others), share))
     above, depth = coefficients[0], (top[-1] - threshold) / temperature
     powers = _powers(depth, longest - 1)
-    first, log_first = above * depth.exp(), depth + above.log()
-    return Row(top, q, coefficients / above * powers, first, log_first, above, powers, each)
+    h, log_first = coefficients / above * powers, depth + above.log()
+    return Row(top, q, h, above * depth.exp(), log_first, above, powers, each)
 
 
 def losses_of_leaders(
@@ -163,30 +163,15 @@ def slopes_of_rows(row: Row, moments: Tensor, shares: list[Tensor]) -> tuple[Ten
         by_whole, m = torch.zeros_like(s), min(count, k)
         by_whole[k - m : k] = (by_coefficient[:m] * length.share[:m]).flip(0)
         by_whole[k] = (by_whole[:k] * s[:k]).sum(0).div_(s[k]).neg_()
-        below, above, first = length.listed.slopes(share[:k])
-        of_top[:k] += above
-        of_top[k:] += below
-        of_q[: k + 1].addcmul_(first, length.falls[0])
-        above, below, first = length.others.slopes(share[k:], by_whole)
-        of_top[:k] += above
-        of_top[k:] += below
-        of_q[: k + 1].addcmul_(first, length.falls[1])
-        of_top -= share
+        below, above, of_listed = length.listed.slopes(share[:k])
+        more_above, more_below, of_others = length.others.slopes(share[k:], by_whole)
+        of_top[:k].add_(above).add_(more_above)
+        of_top[k:].add_(below).add_(more_below)
+        of_top.sub_(share)
+        of_q[: k + 1].addcmul_(of_listed, length.falls[0]).addcmul_(of_others, length.falls[1])
     tail = [(of_q[j:] * row.q[:-j]).sum(0) for j in range(1, count + 1)]
     tail[1::2] = [each.neg_() for each in tail[1::2]]
     return of_top, torch.stack(tail)
-
-
-def newton(sums: Tensor, count: int) -> Tensor:
-    """``q_j = (1/j) Σ_i (−1)^{i−1} q_{j−i} p_i``, j = 0..count, from the first D power sums."""
-    descending = sums.new_zeros(count + 1, sums.shape[1])
-    descending[count] = 1.0
-    signed = sums.clone()
-    signed[1::2].neg_()
-    for j in range(1, count + 1):
-        known = descending[count - j + 1 :][: len(sums)]
-        torch.sum(signed[: len(known)] * known, 0, out=descending[count - j]).div_(j)
-    return descending.flip(0)
 
 
 def weighted_losses_of_leaders(

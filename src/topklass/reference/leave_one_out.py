@@ -1,7 +1,7 @@
 r"""A product of linear factors without each of some of them, and its derivatives, in O(mk).
 
-Factors are ``v + X`` for scores above a threshold, *heads*, and ``1 + w X`` for those below it, with
-v and w from 0 to 1. All terms are positive, so no digits are lost. Rows are the last dimension.
+Factors are ``v + X`` for scores above a threshold, *heads*, and ``1 + w X`` for those below it,
+with v and w from 0 to 1. All terms are positive, so no digits are lost. Rows come last.
 
 The coefficient of degree k without factor i is a linear function of the product of the earlier
 factors: multiplied by the later ones, it has a coefficient of degree k. Both are made factor by
@@ -52,44 +52,41 @@ class WithoutEach(NamedTuple):
                 ratios of its coefficients alone.
         """
         first, last = self.factors
+        count, heads = len(first), self.heads
         of_upper, of_lower = of_ratios / self.upper, of_ratios.neg() / self.lower
-        injected = list(zip(of_upper.unbind(0), of_lower.unbind(0), strict=True))
-        adjoints = torch.empty_like(self.earlier)  # each before a trailing 0
-        adjoints[:, -1] = 0.0
-        adjoints[-1, :-1] = of_whole
-        plain, shifted = adjoints[:, :-1].unbind(0), adjoints[:, 1:].unbind(0)
-        after, behind = self.later[:, :-1].unbind(0), self.later[:, 1:].unbind(0)
-        factors, count = (*first.unbind(0), *last.unbind(0)), len(first)
-        for i in range(len(factors) - 1, -1, -1):
-            stays, grows = (shifted, plain) if self._is_head(i) else (plain, shifted)
-            torch.addcmul(stays[i + 1], grows[i + 1], factors[i], out=plain[i])
-            if i >= count:
-                a, b = injected[i - count]
-                plain[i].addcmul_(after[i - count], a).addcmul_(behind[i - count], b)
-        of_q = plain[0]
-        past, products = adjoints[1:, :-1], self.earlier[:-1]
-        kept, grown = products[:, 1:], products[:, :-1]
-        of_first = _sums(past[:count], (grown if self.heads else kept)[:count])
-        of_last = _sums(past[count:], (kept if self.heads else grown)[count:])
+        below, products = self.earlier[:-1, :-1], self.earlier[:-1, 1:]
 
-        ahead = torch.empty_like(self.later[1:])  # each behind a leading 0
-        ahead[:, 0] = 0.0
-        plain, shifted = ahead[:, 1:].unbind(0), ahead[:, :-1].unbind(0)
-        before, beside = kept[count:-1].unbind(0), grown[count:-1].unbind(0)
-        for i, ((a, b), p, x) in enumerate(zip(injected[:-1], before, beside, strict=True)):
-            torch.mul(p, a, out=plain[i]).addcmul_(x, b)
-            if i:
-                stays, grows = (shifted, plain) if self.heads else (plain, shifted)
-                plain[i].add_(stays[i - 1]).addcmul_(grows[i - 1], last[i])
-        next_ones = self.later[1:, :-1] if self.heads else self.later[1:, 1:]
-        of_last[1:].add_(_sums(ahead[:, 1:], next_ones))
+        of_products = torch.empty_like(self.earlier)  # each before a trailing 0
+        of_products[:, -1] = 0.0
+        of_products[-1, :-1] = of_whole
+        _combine(
+            self.later[:, :-1], of_upper, self.later[:, 1:], of_lower, of_products[count:-1, :-1]
+        )
+        plain, shifted = of_products[:, :-1].unbind(0), of_products[:, 1:].unbind(0)
+        stays, grows = (shifted, plain) if heads else (plain, shifted)
+        for i, factor in reversed(list(enumerate(last.unbind(0), count))):
+            plain[i].add_(stays[i + 1]).addcmul_(grows[i + 1], factor)
+        for i, factor in reversed(list(enumerate(first.unbind(0)))):
+            torch.addcmul(grows[i + 1], stays[i + 1], factor, out=plain[i])
+        past = of_products[1:, :-1]
+        of_first = _sums(past[:count], (below if heads else products)[:count])
+        of_last = _sums(past[count:], (products if heads else below)[count:])
+        if len(last) > 1:
+            of_later = torch.empty_like(self.later[1:])  # each behind a leading 0
+            of_later[:, 0] = 0.0
+            _combine(
+                products[count:-1], of_upper[:-1], below[count:-1], of_lower[:-1], of_later[:, 1:]
+            )
+            plain, shifted = of_later[:, 1:].unbind(0), of_later[:, :-1].unbind(0)
+            stays, grows = (shifted, plain) if heads else (plain, shifted)
+            for i, factor in enumerate(last[1:-1].unbind(0)):
+                plain[i + 1].add_(stays[i]).addcmul_(grows[i], factor)
+            behind = self.later[1:, :-1] if heads else self.later[1:, 1:]
+            of_last[1:].add_(_sums(of_later[:, 1:], behind))
         of_first.mul_(first)
         of_last.mul_(last)
-        (of_last if self.heads else of_first).neg_()
-        return of_first, of_last, of_q
-
-    def _is_head(self, i: int) -> bool:
-        return self.heads == (i >= len(self.factors[0]))
+        (of_last if heads else of_first).neg_()
+        return of_first, of_last, of_products[0, :-1]
 
 
 def without_each(q: Tensor, first: Tensor, last: Tensor, heads: bool) -> WithoutEach:
@@ -97,11 +94,12 @@ def without_each(q: Tensor, first: Tensor, last: Tensor, heads: bool) -> Without
     count, left_out = len(first), len(last)
     earlier = q.new_empty(count + left_out + 1, len(q) + 1, q.shape[1])
     earlier[:, 0] = 0.0
+    earlier[0, 1:] = q
     shifted, plain = earlier[:, :-1].unbind(0), earlier[:, 1:].unbind(0)
-    plain[0].copy_(q)
-    factors = (*first.unbind(0), *last.unbind(0))
-    for i, factor in enumerate(factors):
-        stays, grows = (shifted, plain) if heads == (i >= count) else (plain, shifted)
+    stays, grows = (shifted, plain) if heads else (plain, shifted)
+    for i, factor in enumerate(first.unbind(0)):
+        torch.addcmul(grows[i], stays[i], factor, out=plain[i + 1])
+    for i, factor in enumerate(last.unbind(0), count):
         torch.addcmul(stays[i], grows[i], factor, out=plain[i + 1])
     later = torch.empty_like(earlier[:left_out])
     later[-1] = 0.0
@@ -109,15 +107,22 @@ def without_each(q: Tensor, first: Tensor, last: Tensor, heads: bool) -> Without
     later[:, -1] = 0.0
     plain, shifted = later[:, :-1].unbind(0), later[:, 1:].unbind(0)
     stays, grows = (shifted, plain) if heads else (plain, shifted)
-    for i in range(left_out - 1, 0, -1):
-        torch.addcmul(stays[i], grows[i], factors[count + i], out=plain[i - 1])
+    for i, factor in reversed(list(enumerate(last[1:].unbind(0)))):
+        torch.addcmul(stays[i + 1], grows[i + 1], factor, out=plain[i])
     before = earlier[count:-1, 1:]
     upper, lower = _sums(before, later[:, :-1]), _sums(before, later[:, 1:])
     return WithoutEach(earlier, later, (first, last), heads, upper, lower)
 
 
+def _combine(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: Tensor) -> None:
+    """``a_ij x_i + b_ij y_i`` of (m, k, R) and (m, R)."""
+    torch.mul(a, of_a.unsqueeze(1), out=out).addcmul_(b, of_b.unsqueeze(1))
+
+
 def _sums(a: Tensor, b: Tensor) -> Tensor:
     """``Σ_j a_ij b_ij`` of (m, k, R), (m, R)."""
-    step = max(1, SUMMED_ELEMENTS // max(1, a.shape[1] * a.shape[2]))
-    parts = [(x * y).sum(1) for x, y in zip(a.split(step), b.split(step), strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if a.numel() <= SUMMED_ELEMENTS:
+        return (a * b).sum(1)
+    step = max(1, SUMMED_ELEMENTS // (a.shape[1] * a.shape[2]))
+    parts = zip(torch.split(a, step), torch.split(b, step), strict=True)
+    return torch.cat([(x * y).sum(1) for x, y in parts])
