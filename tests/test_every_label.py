@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from topklass import use_backend
+from topklass._lists import Lists
 from topklass.functional import smooth_topk_loss, topk_cross_entropy
-from topklass.reference import every_label, fused
+from topklass.reference import every_label, every_label_blocks, fused
 
 LOSS, GRADIENT = 1e-6, 5e-6  # as in test_accuracy.py
 INF, ROWS = math.inf, 5
@@ -27,6 +28,19 @@ LISTS = [
     (topk_cross_entropy, {"k": {1: 0.2, 5: 0.8}}),
     (topk_cross_entropy, {"k": {10: 0.1, 3: 0.9}, "temperature": 2.0}),
 ]
+LONG_LISTS = [
+    (smooth_topk_loss, {"k": 11}),
+    (smooth_topk_loss, {"k": 20, "tau": 0.01}),
+    (topk_cross_entropy, {"k": {1: 0.2, 20: 0.8}}),
+    (topk_cross_entropy, {"k": 32, "temperature": 1e4}),
+]
+LONGER_LISTS = [
+    (topk_cross_entropy, {"k": 12, "temperature": 1e-4}),
+    (smooth_topk_loss, {"k": 32}),
+    (topk_cross_entropy, {"k": {3: 0.9, 50: 0.1}, "temperature": 2.0}),
+    (smooth_topk_loss, {"k": 50, "tau": 10.0}),
+    (topk_cross_entropy, {"k": 100}),
+]
 
 
 def hard_scores(classes: int, k: int) -> Tensor:
@@ -40,6 +54,7 @@ def hard_scores(classes: int, k: int) -> Tensor:
         torch.where(place < k, 0.0, -1e-3).expand(ROWS, -1),
         torch.where(place < k + 2, 0.0, -2e3).expand(ROWS, -1),
         torch.where(place < k + 4, 0.0, -2e3).expand(ROWS, -1),
+        torch.where(place < 2 * k, 0.0, -1e-3).expand(ROWS, -1),
     ]
     return torch.cat(kinds)
 
@@ -69,7 +84,7 @@ def value_and_gradient(
     }
     target = target.to(scores.dtype) if target.is_floating_point() else target
     value = loss(leaf, target, **wide)
-    outgoing = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).reshape(value.shape)
+    outgoing = torch.linspace(-1, 2.1, value.numel(), dtype=value.dtype).reshape(value.shape)
     (gradient,) = torch.autograd.grad(value, leaf, outgoing)
     return value.detach(), gradient
 
@@ -94,27 +109,39 @@ def check(
     return value, gradient
 
 
-@pytest.mark.parametrize(("loss", "parameters"), LISTS)
+@pytest.mark.parametrize(
+    ("loss", "parameters"),
+    [*LISTS, *LONG_LISTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONGER_LISTS)],
+)
 def test_against_float64(loss, parameters):
+    """Also if all classes but one are in the list, and if few or many are no leaders."""
     k = parameters["k"]
     longest = k if isinstance(k, int) else max(k)
-    for classes in (longest + 1, longest + 2, 40):
+    for classes in (longest + 1, longest + 2, max(40, 2 * longest + 3)):
         scores = hard_scores(classes, longest)
         for target, options in targets_of(scores).values():
             check(loss, scores, target, reduction="none", **parameters, **options)
+
+
+@pytest.mark.slow
+def test_longest_list():
+    scores = hard_scores(600, 256)[::ROWS]
+    target, options = targets_of(scores)["weighted"]
+    check(topk_cross_entropy, scores, target, reduction="none", k=256, **options)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("kind", ["smoothed", "weighted", "probabilities"])
 def test_margins_of_classes_reductions_and_blocks(kind, reduction, monkeypatch):
     monkeypatch.setattr(fused, "BLOCK_ELEMENTS", 100)  # two blocks of two rows, and one of one
-    monkeypatch.setattr(every_label, "CONSTANTS_ELEMENTS", 450)  # two blocks together, then one
+    monkeypatch.setattr(every_label, "CONSTANTS_ELEMENTS", 80)  # two blocks together, then one
     scores, margin = 3 * torch.randn(ROWS, 50), torch.rand(50)
+    scores[:2] *= 1e4  # fewer powers matter than in the second block
     target, options = targets_of(scores)[kind]
     check(smooth_topk_loss, scores, target, k=3, margin=margin, reduction=reduction, **options)
 
 
-@pytest.mark.parametrize(("loss", "parameters"), LISTS[:2] + LISTS[-2:-1])
+@pytest.mark.parametrize(("loss", "parameters"), LISTS[:2] + LISTS[-2:-1] + LONG_LISTS[2:3])
 @pytest.mark.parametrize("present", [2, 6, 30])
 def test_absent_classes(loss, parameters, present):
     """A loss of +inf where they count, none where they do not, and no gradient."""
@@ -128,7 +155,7 @@ def test_absent_classes(loss, parameters, present):
     assert value.isfinite().all()
 
 
-@pytest.mark.parametrize(("loss", "parameters"), LISTS[1:2] + LISTS[-2:-1])
+@pytest.mark.parametrize(("loss", "parameters"), LISTS[1:2] + LISTS[-2:-1] + LONG_LISTS[2:3])
 def test_rows_with_nan_and_no_rows(loss, parameters):
     scores = torch.randn(ROWS, 40)
     scores[1, 3] = math.nan
@@ -138,11 +165,11 @@ def test_rows_with_nan_and_no_rows(loss, parameters):
         if not options.get("ignore_index"):
             assert value.isnan().tolist() == [False, True, False, False, False]
             assert gradient[1].isnan().all()
-    for target in (torch.zeros(0, dtype=torch.long), torch.zeros(0, 9)):
+    for target in (torch.zeros(0, dtype=torch.long), torch.zeros(0, 40)):
         options = {"reduction": "sum", "label_smoothing": 0.1, **parameters}
-        value, gradient = value_and_gradient(loss, torch.zeros(0, 9), target, **options)
+        value, gradient = value_and_gradient(loss, torch.zeros(0, 40), target, **options)
         assert value == 0
-        assert gradient.shape == (0, 9)
+        assert gradient.shape == (0, 40)
 
 
 def test_long_rows_and_half_precision():
@@ -154,6 +181,22 @@ def test_long_rows_and_half_precision():
     single, expected = value_and_gradient(topk_cross_entropy, scores.float(), target, **options)
     assert torch.equal(half, single.bfloat16())
     assert torch.equal(slope, expected.bfloat16())
+
+
+@pytest.mark.parametrize("k", [5, 10, 20])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 10.0])
+def test_terms_that_are_left_out(scale, k):
+    """Powers of the tail that are not computed are negligible, and where classes are alike many."""
+    lists = Lists((k,), (1.0,), 1.0, 1.0, 0.0)
+    scores = scale * torch.randn(ROWS, 300)
+    block = every_label.read(scores, 1.0, lists, torch.empty(0))
+    u, count = block.u.double(), block.sums.shape[1]
+    powers = torch.arange(1, k + 1).view(-1, 1, 1)
+    row = every_label.read_rows(block.top.double().t(), (u**powers).sum(2), lists)
+    assert (row.h[count:].sum(0) * u.amax(1) ** count).max() < every_label_blocks.NEGLIGIBLE
+    few = every_label.read_rows(block.top.double().t(), block.sums.t(), lists)
+    torch.testing.assert_close(few.log_first, row.log_first, rtol=0, atol=2e-7)
+    assert count < k if scale < 10 and k > 5 else count <= k
 
 
 def test_higher_derivatives():
@@ -182,8 +225,8 @@ def test_target_changed_before_backward(probabilities, create_graph):
 def test_who_is_served(monkeypatch):
     """Longer lists, float64 and mixtures with margins take plain operations."""
     monkeypatch.setattr(every_label, "read", lambda *_: pytest.fail("read"))
-    scores, target = torch.randn(2, 30), torch.tensor([0, 4])
-    topk_cross_entropy(scores, target, 11, label_smoothing=0.1)
+    scores, target = torch.randn(2, 300), torch.tensor([0, 4])
+    topk_cross_entropy(scores, target, 257, label_smoothing=0.1)
     topk_cross_entropy(scores.double(), target, 5, label_smoothing=0.1)
     topk_cross_entropy(scores, target, {1: 1, 5: 1}, margin=0.1, label_smoothing=0.1)
     with pytest.raises(pytest.fail.Exception):

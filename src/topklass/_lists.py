@@ -25,4 +25,6 @@ def leaders(longest: int) -> int:
     One more than the longest list: any of them may be the label. Float32 needs more of them from
     k = 7 on, see ``tests/test_every_label.py``.
     """
-    return longest + (1 if longest < 7 else 3)
+    if longest <= 10:
+        return longest + (1 if longest < 7 else 3)
+    return 2 * longest

@@ -7,11 +7,13 @@ The expectation ``E = Σ_c w_c ℓ_c`` over all classes c as the label, with
 for lists of several lengths, or of one length and with a margin. As in
 :mod:`topklass.reference.power_sums`, the largest scores of a row are taken out of it, here more
 than the longest list has. They are the *leaders*, and each is left out of the row by positive
-products (``every_label_rows.py``). Of any other class
+products (``leave_one_out.py``). Of any other class
 
     π_c = u_c Σ_m C_m (−u_c)^m,    C_m = Σ_k P_k S_{k−1−m} / S_k,    u_c = exp((s_c − t) / T)
 
 with the least leader t is one polynomial for all lengths. ``h = π / (u C_0)`` is between 1/k and 1.
+The more scores there are beside the leaders, the faster C_m falls: few powers of u matter, some 3
+to 10 of them for long rows, whatever k is (``every_label_blocks.terms``).
 
 The gradient comes by reverse mode: with ``r = 1 / (h (1 − b π))``, ``b = 1 − e^{−α}``,
 
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._lists import Lists, leaders
@@ -32,16 +35,16 @@ from topklass.reference import fused
 from topklass.reference.every_label_blocks import over_classes, read
 from topklass.reference.every_label_rows import (
     Weights,
-    marginals_of_tail,
-    slopes_through_tail,
+    read_rows,
+    slopes_of_rows,
     weighted_loss_of_label,
     weighted_losses_of_leaders,
 )
-from topklass.reference.power_sums import LARGEST_K_IN_FLOAT32, wide_dtype, working_dtype
+from topklass.reference.power_sums import serves_labels, wide_dtype, working_dtype
 
 Plain = Callable[[Tensor, Weights], Tensor]
-CONSTANTS_ELEMENTS = 2**20
-"""Numbers of float64 that the largest constants of some rows may have: 8 MB."""
+CONSTANTS_ELEMENTS = 2**19
+"""Numbers of float64 that the largest constants of some rows may have: 4 MB."""
 
 
 def serves(scores: Tensor, lists: Lists) -> bool:
@@ -50,7 +53,7 @@ def serves(scores: Tensor, lists: Lists) -> bool:
     return (
         can_read_values(scores)
         and scores.dtype != torch.float64
-        and max(lists.lengths) <= LARGEST_K_IN_FLOAT32
+        and serves_labels(max(lists.lengths), scores.shape[1], scores.device)
         and (len(lists.lengths) == 1 or (not isinstance(margin, Tensor) and margin == 0))
     )
 
@@ -108,7 +111,7 @@ class _ExpectedLoss(torch.autograd.Function):
         ]
         total, *saved = _joined([group[:4] for group in groups])
         if wanted:
-            tail = torch.cat([group.tail for group in groups], 1)
+            tail = _joined_columns([group.tail.t() for group in groups])
             kept = [block for group in groups for block in group.blocks]
             numbers, tensors = weights.apart()
             blocks = (*(block.u for block in kept), *(block.own for block in kept))
@@ -162,8 +165,7 @@ def _rows_at_once(scores: Tensor, lists: Lists) -> int:
     The largest of its constants are the products that leave out each leader.
     """
     longest = max(lists.lengths)
-    count = leaders(longest)
-    most = CONSTANTS_ELEMENTS // (count * (count + len(lists.lengths)) * (longest + 2))
+    most = CONSTANTS_ELEMENTS // (leaders(longest) * (longest + 2))
     block = fused.block_rows(scores)
     return max(1, most // block * block if most > block else most)
 
@@ -174,28 +176,34 @@ def _of_rows(
     """Losses of some rows, and what their gradient needs."""
     rows = _slices(len(scores), fused.block_rows(scores))
     blocks = [read(scores[each], weights.of_rows(each).every, lists, scratch[0]) for each in rows]
-    top, places, sums, drops = _joined([block[:4] for block in blocks])
-    top, sums = top.t().to(wide_dtype(scores)), sums.t().contiguous()
-    tail = marginals_of_tail(top, sums, lists)
+    top, places, drops = _joined([(each.top, each.places, each.drops) for each in blocks])
+    sums = _joined_columns([each.sums for each in blocks])
+    row = read_rows(top.t().to(wide_dtype(scores)), sums, lists)
     passes = [
-        over_classes(block, tail, each, lists, wanted, scratch)
+        over_classes(block, row, each, lists, wanted, scratch)
         for each, block in zip(rows, blocks, strict=True)
     ]
-    losses, moments = _joined([each[:2] for each in passes])
-    total, slopes = weighted_losses_of_leaders(scores, top, sums, places, weights, lists)
+    (losses,) = _joined([each[:1] for each in passes])
+    moments = _joined_columns([each[1] for each in passes])
+    total, shares = weighted_losses_of_leaders(scores, row, places, weights, lists)
     total += losses - drops
     of_label = torch.zeros_like(total)
     if weights.labels is not None:
-        loss, of_label = weighted_loss_of_label(
-            scores, top[-1], places, weights, lists, tail, moments
-        )
+        loss, of_label = weighted_loss_of_label(scores, row, places, weights, lists, moments.t())
         total += loss
+    if not wanted:
+        return _Group(total, places, total, of_label, sums, [])
+    of_top, tail = slopes_of_rows(row, moments, shares)
     kept = []
-    if wanted:
-        more = slopes_through_tail(tail, moments.t())
-        slopes.tail.add_(more.tail)
-        slopes.top.add_(more.top)
-        for block, (_, _, own) in zip(blocks, passes, strict=True):
-            weight = 1.0 if isinstance(block.weights, Tensor) else block.weights
-            kept.append(_Kept(block.u, own, weight))
-    return _Group(total, places, slopes.top.t(), of_label, slopes.tail, kept)
+    for block, (_, _, own) in zip(blocks, passes, strict=True):
+        weight = 1.0 if isinstance(block.weights, Tensor) else block.weights
+        kept.append(_Kept(block.u, own, weight))
+    return _Group(total, places, of_top.t(), of_label, tail, kept)
+
+
+def _joined_columns(parts: list[Tensor]) -> Tensor:
+    """Tensors of (r, D) side by side, (most D, R), filled with zeros."""
+    counts = [part.shape[1] for part in parts]
+    if len(set(counts)) > 1:
+        parts = [F.pad(each, (0, max(counts) - each.shape[1])) for each in parts]
+    return torch.cat(parts).t().contiguous()

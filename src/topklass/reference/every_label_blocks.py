@@ -11,11 +11,13 @@ from torch import Tensor
 
 from topklass._lists import Lists, leaders
 from topklass.reference import fused
-from topklass.reference.every_label_rows import Tail
+from topklass.reference.every_label_rows import Row
 from topklass.reference.power_sums import lowest_score, wide_dtype, working_dtype
 
 FACTORS = 16
 """So many numbers from 1/11 to 11 have a product in float32."""
+NEGLIGIBLE = 2.0**-26
+"""A relative error that is small beside the rounding of float32."""
 
 
 class Block(NamedTuple):
@@ -25,7 +27,7 @@ class Block(NamedTuple):
     """The leaders, (r, M)."""
     places: Tensor
     sums: Tensor
-    """Power sums of the tail, (r, K)."""
+    """The first D power sums of the tail, (r, D)."""
     drops: Tensor
     """``Σ_c w_c log u_c`` of the tail, (r)."""
     u: Tensor
@@ -53,8 +55,28 @@ def read(scores: Tensor, every: float | Tensor, lists: Lists, scratch: Tensor) -
         weights, drops = _without_absent(scores, u, weights, places)
     u.exp2_().scatter_(1, places, 0.0)
     wide = wide_dtype(scores)
-    sums = fused.sums_of_powers(u, longest, scratch).to(wide)
-    return Block(top, places, sums, drops.to(wide) / fused.LOG2_E, u, weights)
+    sums, power, scratch = [u.sum(1)], u, scratch.resize_(u.shape)
+    for _ in range(1, terms(sums[0], longest, count)):
+        power = torch.mul(power, u, out=scratch)
+        sums.append(power.sum(1))
+    return Block(
+        top, places, torch.stack(sums, 1).to(wide), drops.to(wide) / fused.LOG2_E, u, weights
+    )
+
+
+def terms(total: Tensor, longest: int, count: int) -> int:
+    """How many powers of u matter to float32, if u sums up to ``total`` over the tail, (r).
+
+    Seen from the least leader, ``S_j / S_{j−1}`` is concave and increasing in all scores. So it is
+    least if all leaders are 1, and if the tail is ``total`` scores of 1 instead: as if so many
+    scores were equal. That bounds ``h_m``, and what the m-th power sum adds to ``log S_k``.
+    """
+    least, most = (float(each) for each in total.aminmax()) if len(total) else (0.0, 0.0)
+    error, m = float(longest), 0
+    while m < longest and not error <= NEGLIGIBLE:  # also NaN
+        m += 1
+        error *= min(1.0, most) * (longest - m) / (count - longest + 1 + least + m)
+    return max(1, m)
 
 
 def _weighted_sum(values: Tensor, weights: float | Tensor, scratch: Tensor) -> Tensor:
@@ -78,22 +100,22 @@ def _without_absent(
 
 def over_classes(
     block: Block,
-    tail: Tail,
+    row: Row,
     rows: slice,
     lists: Lists,
     wanted: bool,
     scratch: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Second pass: losses of the tail but for ``log u``, moments, (r, K), and ``−T ∂ℓ/∂s``."""
-    u, weights = block.u, block.weights
-    coefficients = tail.h[:, rows].to(u.dtype, copy=True).unsqueeze(2)
+    """Second pass: losses of the tail but for ``log u``, moments, (r, D), and ``−T ∂ℓ/∂s``."""
+    u, weights, count = block.u, block.weights, block.sums.shape[1]
+    coefficients = row.h[:count, rows].to(u.dtype, copy=True).unsqueeze(2)
     coefficients[1::2].neg_()
     h = _horner(coefficients, u, scratch[0].resize_(u.shape))
     other = scratch[1].resize_(u.shape)
-    first = tail.first[rows].to(u.dtype).unsqueeze(1)
+    first = row.first[rows].to(u.dtype).unsqueeze(1)
     ratio, r = _ratio_and_r(h, u, first, lists.margin, other)
     losses, total = _losses(block, ratio, other)
-    losses += _margins(block, lists.margin, total) - tail.log_first[rows] * total
+    losses += _margins(block, lists.margin, total) - row.log_first[rows] * total
     if isinstance(weights, Tensor):
         r.mul_(weights)
     own = u

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from topklass._lists import Lists
 from topklass.reference import fused
+from topklass.reference.leave_one_out import WithoutEach, without_each
 from topklass.reference.power_sums import LINEAR_FROM, wide_dtype, working_dtype
 
 
@@ -67,35 +68,30 @@ class Weights(NamedTuple):
         return of_places if self.labels is None else of_places + self.own * (places == self.labels)
 
 
-class Slopes(NamedTuple):
-    """Derivatives by the scores over T."""
-
-    tail: Tensor
-    """Coefficients of ``Σ_j d_j u^j``, j = 1..K, (K, R)."""
-    top: Tensor
-    """Of the leaders, (M, R)."""
-
-
 class _Length(NamedTuple):
-    """The polynomials of a row seen from the threshold of one length k."""
+    """The leaders as labels of lists of one length k."""
 
-    products: Tensor
-    middle: Tensor
-    inverted: Tensor
-    fall: Tensor
-    """``exp((t − threshold) / T)`` for the least leader t, (R)."""
+    listed: WithoutEach
+    """The k largest, seen from the score below them."""
+    others: WithoutEach
+    """Seen from the least of the k largest."""
+    falls: tuple[Tensor, Tensor]
+    """What powers 0..k of the tail are multiplied by in either view, (k + 1, R)."""
     share: Tensor
     """``P_k exp(m (θ − threshold) / T) / S_k`` for the longest list's threshold θ, m = 1..k."""
 
     @property
-    def polynomial(self) -> Tensor:
-        """``S_0 … S_k``, (k + 1, R)."""
-        return self.products[-1, 1:]
+    def whole(self) -> Tensor:
+        """``S_0 … S_k`` seen from the least of the k largest, (k + 1, R)."""
+        return self.others.whole
 
 
-class Tail(NamedTuple):
-    """The marginals of the tail, ``π = C_0 u Σ_m h_m (−u)^m``."""
+class Row(NamedTuple):
+    """Leaders, and the marginals of the tail, ``π = C_0 u Σ_m h_m (−u)^m``."""
 
+    top: Tensor
+    q: Tensor
+    """Elementary symmetric polynomials of the tail, (K + 1, R)."""
     h: Tensor
     """(K, R), the first is 1."""
     first: Tensor
@@ -106,111 +102,99 @@ class Tail(NamedTuple):
     """C_0 seen from the longest list's threshold instead, which never underflows, (R)."""
     fall: Tensor
     """``exp(−m (θ − t) / T)``, m = 0..K − 1, (K, R)."""
-    lists: list[_Length]
+    lengths: list[_Length]
 
 
-def marginals_of_tail(top: Tensor, sums: Tensor, lists: Lists) -> Tail:
-    """The polynomial that gives the marginal of every class in the tail."""
-    longest, temperature = len(sums), lists.temperature
+def read_rows(top: Tensor, sums: Tensor, lists: Lists) -> Row:
+    """The polynomials of rows for all lengths of lists."""
+    longest, temperature = max(lists.lengths), lists.temperature
+    q = fused.newton(sums, longest)
     threshold = top[longest - 1]
-    coefficients, each = torch.zeros_like(sums), []
+    coefficients, each = torch.zeros_like(q[1:]), []
     for k, chance in zip(lists.lengths, lists.chances, strict=True):
-        own = top[k - 1]
-        inverted = (own - top[:k]).div_(temperature).exp_()
-        middle = (top[k:] - own).div_(temperature).exp_()
-        fall = ((top[-1] - own) / temperature).exp()
-        products = fused.products_of(fused.newton(sums[:k] * _powers(fall, k)), middle, inverted)
-        share = _powers(((threshold - own) / temperature).exp(), k) * (chance / products[-1, -1])
-        coefficients[:k].addcmul_(products[-1, 1:-1].flip(0), share)
-        each.append(_Length(products, middle, inverted, fall, share))
+        views = []
+        for seen_from, listed in ((top[k], True), (top[k - 1], False)):
+            fall = _powers((top[-1] - seen_from) / temperature, k)
+            heads = (seen_from - top[:k]).div_(temperature).exp_()
+            middle = (top[k:] - seen_from).div_(temperature).exp_()
+            first, last = (middle, heads) if listed else (heads, middle)
+            views.append((fall, without_each(q[: k + 1] * fall, first, last, listed)))
+        (fall_of_listed, of_listed), (fall_of_others, of_others) = views
+        s = of_others.whole
+        share = _powers((threshold - top[k - 1]) / temperature, k)[1:] * (chance / s[k])
+        coefficients[:k].addcmul_(s[:k].flip(0), share)
+        each.append(_Length(of_listed, of_others, (fall_of_listed, fall_of_others), share))
     above, depth = coefficients[0], (top[-1] - threshold) / temperature
-    fall = depth.exp()
-    powers = torch.cat([torch.ones_like(fall).unsqueeze(0), _powers(fall, longest - 1)])
-    log_first = depth + above.log()
-    return Tail(coefficients / above * powers, above * fall, log_first, above, powers, each)
-
-
-def slopes_through_tail(tail: Tail, moments: Tensor) -> Slopes:
-    """Slopes of the losses in the tail through ``C_m``; by ``C_m`` they are ``−moments / C_0``."""
-    by_coefficient = (moments * tail.fall).div_(tail.above).neg_()
-    top = moments.new_zeros(len(tail.lists[0].products) - 1, moments.shape[1])
-    slopes = Slopes(torch.zeros_like(tail.h), top)
-    for products, middle, inverted, fall, share in tail.lists:
-        k, s = len(share), products[-1, 1:]
-        adjoint = torch.empty_like(s)
-        torch.mul(by_coefficient[:k].flip(0), share.flip(0), out=adjoint[:k])
-        adjoint[k] = (adjoint[:k] * s[:k]).sum(0).div_(s[k]).neg_()
-        of_top = torch.empty_like(slopes.top)
-        fused.slopes_of_top(products, middle, inverted, adjoint, of_top)
-        slopes.top.add_(of_top)
-        power = torch.ones_like(fall).neg_()
-        for j in range(1, k + 1):
-            power = power * -fall
-            slopes.tail[j - 1].addcmul_((adjoint[j:] * s[: k + 1 - j]).sum(0), power)
-    return slopes
+    powers = _powers(depth, longest - 1)
+    h, log_first = coefficients / above * powers, depth + above.log()
+    return Row(top, q, h, above * depth.exp(), log_first, above, powers, each)
 
 
 def losses_of_leaders(
-    top: Tensor, sums: Tensor, lists: Lists, margin: float | Tensor, weights: Tensor
-) -> tuple[Tensor, Slopes]:
-    """Losses (M, R) of the leaders as labels, and slopes of their weighted sum.
-
-    Each of them is the label of a row of its own, in which the others are the top scores.
-    """
-    (count, rows), temperature = top.shape, lists.temperature
-    others = torch.arange(count - 1, device=top.device).repeat(count, 1)
-    others += others >= torch.arange(count, device=top.device).unsqueeze(1)
-    rivals = top[others.t()].flatten(1)  # (M − 1, M·R)
-    gaps, each = [], []
-    for k in lists.lengths:
-        threshold = rivals[k - 1].view(count, rows)
-        fall = _powers(((top[-1] - threshold) / temperature).exp(), k)
-        seen = (sums[:k].unsqueeze(1) * fall).flatten(1)
-        ratio, slopes = fused.constants(rivals, seen, temperature, True)
-        gaps.append((threshold - top) / temperature + ratio.view(count, rows).log_() + margin)
-        each.append((fall, slopes.view(len(slopes), count, rows)))
+    row: Row, lists: Lists, margin: float | Tensor, weights: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Losses (M, R) of the leaders as labels, and weighted derivatives by their gaps."""
+    top, gaps = row.top, []
+    for k, (listed, others, _, _) in zip(lists.lengths, row.lengths, strict=True):
+        ratios = torch.cat([listed.upper / listed.lower, others.upper / others.lower])
+        falls = torch.cat([top[k] - top[:k], top[k - 1] - top[k:]])
+        gaps.append(falls.div_(lists.temperature).add_(ratios.log_()).add_(margin))
     losses = [F.softplus(gap, threshold=LINEAR_FROM) for gap in gaps]
-    mixed_losses = mixed(losses, lists.chances)
-    result = Slopes(torch.zeros_like(sums), torch.zeros_like(top))
-    for k, chance, gap, loss, (fall, slopes) in zip(
-        lists.lengths, lists.chances, gaps, losses, each, strict=True
-    ):
+    mixed_losses, shares = mixed(losses, lists.chances), []
+    for chance, gap, loss in zip(lists.chances, gaps, losses, strict=True):
         share = gap.sigmoid() * (mixed_losses - loss).exp_() * chance
-        share = torch.where(weights == 0, 0.0, share * weights)
-        result.tail[:k].add_((slopes[:k] * fall).mul_(share).sum(1))
-        result.top.sub_(share).index_add_(
-            0, others.t().flatten(), (slopes[k:-1] * share).flatten(0, 1)
-        )
-    return mixed_losses, result
+        shares.append(torch.where(weights == 0, 0.0, share * weights))
+    return mixed_losses, shares
+
+
+def slopes_of_rows(row: Row, moments: Tensor, shares: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Derivatives by leaders over T, (M, R), and of the tail ``Σ_j d_j u^j``, j = 1..D, (D, R).
+
+    Args:
+        row: of D power sums.
+        moments: of the tail, (D, R); derivatives by ``C_m`` are ``−moments / C_0``.
+        shares: derivatives by the gaps of the leaders as labels, for each length.
+    """
+    count = len(moments)
+    by_coefficient = (moments * row.fall[:count]).div_(row.above).neg_()
+    of_top, of_q = torch.zeros_like(row.top), torch.zeros_like(row.q)
+    for length, share in zip(row.lengths, shares, strict=True):
+        s, k = length.whole, len(length.share)
+        by_whole, m = torch.zeros_like(s), min(count, k)
+        by_whole[k - m : k] = (by_coefficient[:m] * length.share[:m]).flip(0)
+        by_whole[k] = (by_whole[:k] * s[:k]).sum(0).div_(s[k]).neg_()
+        below, above, of_listed = length.listed.slopes(share[:k])
+        more_above, more_below, of_others = length.others.slopes(share[k:], by_whole)
+        of_top[:k].add_(above).add_(more_above)
+        of_top[k:].add_(below).add_(more_below)
+        of_top.sub_(share)
+        of_q[: k + 1].addcmul_(of_listed, length.falls[0]).addcmul_(of_others, length.falls[1])
+    tail = [(of_q[j:] * row.q[:-j]).sum(0) for j in range(1, count + 1)]
+    tail[1::2] = [each.neg_() for each in tail[1::2]]
+    return of_top, torch.stack(tail)
 
 
 def weighted_losses_of_leaders(
-    scores: Tensor, top: Tensor, sums: Tensor, places: Tensor, weights: Weights, lists: Lists
-) -> tuple[Tensor, Slopes]:
-    """Weighted losses of the leaders, (R), and their slopes."""
+    scores: Tensor, row: Row, places: Tensor, weights: Weights, lists: Lists
+) -> tuple[Tensor, list[Tensor]]:
+    """Weighted losses of the leaders, (R), and derivatives by their gaps."""
     margin, absent = lists.margin, scores.gather(1, places).t() == -inf
     if isinstance(margin, Tensor) and margin.dim():
-        margin = margin.to(top.dtype)[places].t()
+        margin = margin.to(row.top.dtype)[places].t()
     w = weights.at(places).t()
-    losses, slopes = losses_of_leaders(top, sums, lists, margin, w.masked_fill(absent, 0.0))
+    losses, shares = losses_of_leaders(row, lists, margin, w.masked_fill(absent, 0.0))
     losses = losses.masked_fill(absent, inf) * w
-    return losses.masked_fill_(w == 0, 0.0).sum(0), slopes
+    return losses.masked_fill_(w == 0, 0.0).sum(0), shares
 
 
 def weighted_loss_of_label(
-    scores: Tensor,
-    least: Tensor,
-    places: Tensor,
-    weights: Weights,
-    lists: Lists,
-    tail: Tail,
-    moments: Tensor,
+    scores: Tensor, row: Row, places: Tensor, weights: Weights, lists: Lists, moments: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of labels in the tail, (R), and T times its direct derivative by them.
 
-    Their part of the moments is added to these.
+    Their part of the moments, (R, D), is added to these.
     """
-    labels, margin = weights.labels, lists.margin
+    labels, margin, least, count = weights.labels, lists.margin, row.top[-1], moments.shape[1]
     assert labels is not None
     if isinstance(margin, Tensor) and margin.dim():
         margin = margin.to(least.dtype)[labels].squeeze(1)
@@ -218,13 +202,13 @@ def weighted_loss_of_label(
     w = w.expand(labels.shape).masked_fill((places == labels).any(1, keepdim=True), 0.0).squeeze(1)
     depth = (scores.gather(1, labels).squeeze(1) - least) / lists.temperature
     depth = depth.masked_fill(w == 0, 0.0)
-    u, count = depth.exp(), len(tail.h)
+    u = depth.exp()
     powers = (-u).unsqueeze(1) ** torch.arange(count, device=u.device)
-    terms = tail.h.t() * powers
+    terms = row.h[:count].t() * powers
     h = terms.sum(1)
     reach = torch.expm1(-torch.as_tensor(margin, dtype=u.dtype, device=u.device))
-    missing = 1 + reach * tail.first * u * h
-    loss = (missing / h).log() + margin - depth - tail.log_first
+    missing = 1 + reach * row.first * u * h
+    loss = (missing / h).log() + margin - depth - row.log_first
     inverse = w.masked_fill(depth == -inf, 0.0) / (h * missing)
     moments += inverse.unsqueeze(1) * powers
     degree = torch.arange(1, count + 1, device=u.device)
@@ -250,7 +234,7 @@ def mixed(losses: list[Tensor], chances: tuple[float, ...]) -> Tensor:
     return least - log_kept
 
 
-def _powers(x: Tensor, count: int) -> Tensor:
-    """``x^1 … x^count`` along a new first dimension."""
-    degree = torch.arange(1, count + 1, device=x.device, dtype=x.dtype)
-    return x ** degree.view(-1, *(1,) * x.dim())
+def _powers(log: Tensor, count: int) -> Tensor:
+    """``x^0 … x^count`` of a logarithm along a new first dimension."""
+    degree = torch.arange(count + 1, device=log.device, dtype=log.dtype)
+    return (degree.unsqueeze(1) * log).exp_()

@@ -187,14 +187,13 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return heads, place // k * stride + best.gather(1, place % k)
 
 
-def newton(sums: Tensor) -> Tensor:
-    """:func:`power_sums.newton` on (k, R)."""
-    k, rows = sums.shape
-    result = sums.new_zeros(k + 1, rows)
+def newton(sums: Tensor, k: int) -> Tensor:
+    """:func:`power_sums.newton` from (d, R) to (k + 1, R); power sums beyond d are negligible."""
+    result = sums.new_zeros(k + 1, sums.shape[1])
     p, q = sums.unbind(0), result.unbind(0)
     q[0].fill_(1.0)
     for j in range(1, k + 1):
-        for i in range(1, j + 1):
+        for i in range(1, min(j, len(p)) + 1):
             q[j].addcmul_(p[i - 1], q[j - i], value=(1 if i % 2 else -1) / j)
     return result
 
@@ -216,7 +215,7 @@ def constants(top: Tensor, sums: Tensor, temperature: float, wanted: bool) -> tu
         threshold = some[k - 1]
         inverted = (threshold - some[:k]).div_(temperature).exp_()
         middle = (some[k:] - threshold).div_(temperature).exp_()
-        products = products_of(newton(p), middle, inverted)
+        products = products_of(newton(p, k), middle, inverted)
         lower, upper = products[-1, k:].unbind(0)
         ratios.append(upper / lower)
         if wanted:
