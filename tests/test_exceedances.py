@@ -88,11 +88,11 @@ def test_thresholds():
     """About as many noised scores exceed it as should, also where groups of classes stand."""
     for row, k, epsilon in (*cases().values(), (torch.randn(5_000), 6, 0.2)):
         if enough(k) < row.isfinite().sum():
-            limit = thresholds(row[None], k, epsilon)[0]
+            limit = thresholds(row[None] / epsilon, k)[0] * epsilon
             count = torch.special.ndtr((row - limit) / epsilon).sum()
             assert enough(k) / 2.5 < count < 1.5 * enough(k)
     rows = torch.tensor([[-inf], [nan], [inf]]).expand(3, N)
-    assert (thresholds(rows, 3, 1.0) == inf).all()
+    assert (thresholds(rows, 3) == inf).all()
 
 
 def test_rows_with_few_classes():

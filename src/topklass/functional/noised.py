@@ -26,7 +26,7 @@ from topklass.functional._contract import (
 )
 from topklass.functional.hinge import CalibratedTopKHinge, hinge
 from topklass.operators.expected import expected_topk
-from topklass.operators.noised import noise_rows, noised_topk
+from topklass.operators.noised import noise_rows, noised_topk_of_rows
 
 
 def noised_topk_loss(
@@ -125,12 +125,12 @@ class NoisedHinge(RowLoss):
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        noise, source = self.noise, self.generator
-        rival = noised_topk(
-            scores, self.k + 1, self.epsilon, self.samples, noise=noise, generator=source
+        rival = noised_topk_of_rows(
+            scores, self.k + 1, self.epsilon, self.samples, self.noise, self.generator
         )
         label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
-        return self.scale * hinge(margin, rival.unsqueeze(1), label)
+        losses = hinge(margin, rival.unsqueeze(1), label)
+        return losses if self.scale == 1 else self.scale * losses
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel(
