@@ -11,7 +11,8 @@ it, few do. Classes that exceed it often get normal noise in all samples instead
 which fewer than k classes exceed t, the others get their noise, normal below ``(t − s_i) / ε``.
 """
 
-from math import inf, sqrt
+from functools import lru_cache
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor
 BLOCK = 2**18
 """Scores that are worked on together, and about as many exceedances at most."""
 BITS_OF_ONE = 127 << 23
-GOLDEN = (sqrt(5) - 1) / 2
 AT_ONCE = 4
 TINY = 2.0**-100
 OFTEN = -1.0
@@ -87,20 +87,28 @@ def enough(k: int) -> int:
 def thresholds(rows: Tensor, k: int) -> Tensor:
     """Scores that about ``enough(k)`` noised scores of a row exceed, (R, 1); inf if none is finite.
 
-    They come from a trial with evenly spread noise: the least of the largest noised scores, one
-    from each of many groups of classes.
+    They come from a trial with evenly spread noise in random order. Among the largest noised
+    scores of groups of classes, as many are taken as groups that should have such a class.
     """
-    count, n = enough(k), rows.shape[1]
-    even = torch.frac(torch.arange(1, n + 1, dtype=torch.float64, device="cpu") * GOLDEN)
-    trial = rows + torch.special.ndtri(even).to(rows.dtype)
-    while trial.shape[1] > 5 * count:
+    trial = rows + _even_noise(rows.shape[1], rows.dtype)
+    while trial.shape[1] > 5 * enough(k):
         half = (trial.shape[1] + 1) // 2
         trial = torch.maximum(trial[:, :half], trial[:, -half:])
-    last = trial.kthvalue(trial.shape[1] - count + 1, keepdim=True).values
+    groups = trial.shape[1]
+    count = enough(k)
+    if groups < rows.shape[1]:
+        count = ceil(groups * (1 - (1 - 1 / groups) ** count))
+    last = trial.kthvalue(groups - count + 1, keepdim=True).values
     if bool((last == -inf).any()):  # there are few classes, which all exceed it
         present = trial.masked_fill(trial == -inf, inf).amin(1, keepdim=True)
         last = torch.where(last == -inf, present - 8, last)
-    return torch.nan_to_num(last, inf, inf)
+    return last.nan_to_num_(inf, inf)
+
+
+@lru_cache(maxsize=8)
+def _even_noise(n: int, dtype: torch.dtype) -> Tensor:
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu")
+    return torch.special.ndtri(order.double().add_(0.5).div_(n)).to(dtype)
 
 
 def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -148,7 +156,7 @@ def exceedances(heights: Tensor, noise: Noise) -> Hits:
     """The noised scores of all samples that exceed 0, with some that do not; in any order."""
     n, samples = heights.shape[1], noise.samples
     digits = noise.bytes(heights.numel())
-    least = first_digits(samples).to(heights.dtype).index_select(0, digits.int())
+    least = first_digits(samples, heights.dtype).index_select(0, digits.int())
     row, place = (heights > least.view_as(heights)).nonzero().unbind(1)
     cell = place.add_(row, alpha=n)
     hits = Hits(cell, row * (samples + 1), heights.view(-1).index_select(0, cell))
@@ -161,11 +169,12 @@ def exceedances(heights: Tensor, noise: Noise) -> Hits:
     return Hits(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
-def first_digits(samples: int) -> Tensor:
+@lru_cache(maxsize=8)
+def first_digits(samples: int, dtype: torch.dtype) -> Tensor:
     """The height above which a class may exceed the threshold in a sample, for each byte of U."""
     u = torch.arange(256, dtype=torch.float64, device="cpu").div_(256)
     chance = u.neg_().log1p_().div_(samples).expm1_().neg_()  # 1 − (1 − p)^B = u
-    return torch.special.ndtri(chance).clamp_max_(OFTEN)
+    return torch.special.ndtri(chance).clamp_max_(OFTEN).to(dtype)
 
 
 def _all_times(hits: Hits, noise: Noise) -> Hits:
