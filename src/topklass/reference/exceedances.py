@@ -12,7 +12,7 @@ which fewer than k classes exceed t, the others get their noise, normal below ``
 """
 
 from functools import lru_cache
-from math import ceil, inf, sqrt
+from math import ceil, expm1, inf, log1p, sqrt
 from typing import NamedTuple
 
 import torch
@@ -156,10 +156,12 @@ def exceedances(heights: Tensor, noise: Noise) -> Hits:
     """The noised scores of all samples that exceed 0, with some that do not; in any order."""
     n, samples = heights.shape[1], noise.samples
     digits = noise.bytes(heights.numel())
-    least = first_digits(samples, heights.dtype).index_select(0, digits.int())
-    row, place = (heights > least.view_as(heights)).nonzero().unbind(1)
+    shift, factor = _bound(samples)
+    bound = (heights + shift).mul_(factor).clamp_(0, 255.9**0.25).square_().square_()
+    row, place = (digits.view_as(heights) <= bound.short().byte()).nonzero().unbind(1)
     cell = place.add_(row, alpha=n)
-    hits = Hits(cell, row * (samples + 1), heights.view(-1).index_select(0, cell))
+    height = heights.view(-1).index_select(0, cell).nan_to_num_(-inf, inf, -inf)
+    hits = Hits(cell, row * (samples + 1), height)
     often = hits.height > OFTEN
     which = often.nonzero().squeeze(1)
     if not len(which):
@@ -170,11 +172,16 @@ def exceedances(heights: Tensor, noise: Noise) -> Hits:
 
 
 @lru_cache(maxsize=8)
-def first_digits(samples: int, dtype: torch.dtype) -> Tensor:
-    """The height above which a class may exceed the threshold in a sample, for each byte of U."""
-    u = torch.arange(256, dtype=torch.float64, device="cpu").div_(256)
-    chance = u.neg_().log1p_().div_(samples).expm1_().neg_()  # 1 − (1 − p)^B = u
-    return torch.special.ndtri(chance).clamp_max_(OFTEN).to(dtype)
+def _bound(samples: int) -> tuple[float, float]:
+    """Numbers a and c such that ``(c (h + a))^4`` is no less than 256 times the probability that a
+    class of height h exceeds the threshold in a sample, where that is more than 1, and than 256
+    from the height OFTEN on."""
+    least = float(torch.special.ndtri(torch.tensor(-expm1(log1p(-1 / 256) / samples))))
+    shift = 0.8 - least
+    height = torch.linspace(least, OFTEN, 1_000, dtype=torch.float64, device="cpu")
+    chance = -torch.expm1(samples * torch.log1p(-torch.special.ndtr(height)))
+    factor = float((256 * chance / (height + shift) ** 4).max()) if least < OFTEN else 0.0
+    return shift, (1.001 * max(factor, 256 / (OFTEN + shift) ** 4)) ** 0.25
 
 
 def _all_times(hits: Hits, noise: Noise) -> Hits:
