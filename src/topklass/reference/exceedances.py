@@ -107,7 +107,7 @@ def thresholds(rows: Tensor, k: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _even_noise(n: int, dtype: torch.dtype) -> Tensor:
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu")
+    order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     return torch.special.ndtri(order.double().add_(0.5).div_(n)).to(dtype)
 
 
@@ -173,10 +173,12 @@ def exceedances(heights: Tensor, noise: Noise) -> Hits:
 
 @lru_cache(maxsize=8)
 def _bound(samples: int) -> tuple[float, float]:
-    """Numbers a and c such that ``(c (h + a))^4`` is no less than 256 times the probability that a
-    class of height h exceeds the threshold in a sample, where that is more than 1, and than 256
-    from the height OFTEN on."""
-    least = float(torch.special.ndtri(torch.tensor(-expm1(log1p(-1 / 256) / samples))))
+    """Numbers a and c of a bound on how likely a class of height h exceeds 0 in some sample.
+
+    It is ``⌊1 + (c (h + a))^4⌋ / 256``, and at least 1 from the height OFTEN on.
+    """
+    chance = torch.tensor(-expm1(log1p(-1 / 256) / samples), device="cpu")
+    least = float(torch.special.ndtri(chance))
     shift = 0.8 - least
     height = torch.linspace(least, OFTEN, 1_000, dtype=torch.float64, device="cpu")
     chance = -torch.expm1(samples * torch.log1p(-torch.special.ndtr(height)))

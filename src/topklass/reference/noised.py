@@ -33,19 +33,49 @@ def noised_topk(
     rows get noise above a threshold only.
     """
     scores = spread_nan(scores)
+    places, shifts = _choose(scores, k, epsilon, samples, noise, generator)
+    if is_eager(scores):
+        result: Tensor = _MeanAndLabels.apply(scores, places, shifts)[0]
+    elif is_traced():
+        result = (scores.gather(-1, places) + shifts).mean(-1)
+    else:
+        result = _MeanOfChosen.apply(scores, places, shifts)
+    return result
+
+
+def noised_topk_and_labels(
+    scores: Tensor,
+    labels: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """The same and the labels' scores, (R) and (R, m), of an eager call: one gradient for both.
+
+    A row with NaN must have nothing else.
+    """
+    places, shifts = _choose(scores, k, epsilon, samples, noise, generator)
+    result: tuple[Tensor, Tensor] = _MeanAndLabels.apply(scores, places, shifts, labels)
+    return result
+
+
+def _choose(
+    scores: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """The class that is k-th largest in each sample, and its noise times ε, (R, B) each."""
     if epsilon == 0 and noise is None:
         samples = 1
     with torch.no_grad():
         if noise is None and epsilon > 0 and _is_large(scores, k, samples):
-            drawn = Noise(k, epsilon, samples, generator)
-            places, shifts = kth_noised(scores.detach(), drawn)
-        else:
-            places, shifts = _one_after_another(scores, k, epsilon, samples, noise, generator)
-    if is_traced():
-        return (scores.gather(-1, places) + shifts).mean(-1)
-    function = _EagerMean if is_eager(scores) else _MeanOfChosen
-    result: Tensor = function.apply(scores, places, shifts)
-    return result
+            return kth_noised(scores.detach(), Noise(k, epsilon, samples, generator))
+        return _one_after_another(scores, k, epsilon, samples, noise, generator)
 
 
 def _is_large(scores: Tensor, k: int, samples: int) -> bool:
@@ -108,30 +138,38 @@ def _kth_given(scores: Tensor, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
     return last.squeeze(-1), result.squeeze(-1)
 
 
-class _EagerMean(torch.autograd.Function):
-    """Mean of ``scores.gather(-1, places) + shifts``, places that depend on scores: first order."""
+class _MeanAndLabels(torch.autograd.Function):
+    """Mean of ``scores.gather(-1, places) + shifts``, and the labels' scores.
+
+    Places depend on the scores: first order only.
+    """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, places: Tensor, shifts: Tensor) -> Tensor:
-        ctx.save_for_backward(scores, places)
-        return scores.gather(-1, places).add_(shifts).mean(-1)
+    def forward(
+        ctx: Any, scores: Tensor, places: Tensor, shifts: Tensor, labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        columns = places if labels is None else torch.cat([places, labels], 1)
+        ctx.save_for_backward(scores, columns)
+        chosen, own = scores.gather(1, columns).tensor_split([places.shape[1]], 1)
+        return (chosen + shifts).mean(1), own.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        scores, places = ctx.saved_tensors
-        zeros = gradient.new_zeros(scores.shape)
-        each = (gradient / places.shape[-1]).unsqueeze(-1).expand(places.shape)
-        if is_eager(gradient) and not needs_plain_backward(gradient):
-            return zeros.scatter_add_(-1, places, each), None, None
-        return first_order_only(zeros.scatter_add(-1, places, each), scores), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        mean, own = gradients
+        scores, columns = ctx.saved_tensors
+        samples = columns.shape[1] - own.shape[-1]
+        each = (mean / samples).unsqueeze(-1).expand(*mean.shape, samples)
+        each = torch.cat([each, own], -1)
+        zeros = each.new_zeros(scores.shape)
+        if is_eager(each) and not needs_plain_backward(each):
+            return zeros.scatter_add_(1, columns, each), None, None, None
+        return first_order_only(zeros.scatter_add(1, columns, each), scores), None, None, None
 
 
 class _MeanOfChosen(torch.autograd.Function):
-    """The same for transformations, which need a context apart; that takes PyTorch longer."""
+    """The mean for transformations, which need a context apart; that takes PyTorch longer."""
 
     generate_vmap_rule = True
-    backward = _EagerMean.backward
 
     @staticmethod
     def forward(scores: Tensor, places: Tensor, shifts: Tensor) -> Tensor:
@@ -141,6 +179,14 @@ class _MeanOfChosen(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
         ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        scores, places = ctx.saved_tensors
+        each = (gradient / places.shape[-1]).unsqueeze(-1).expand(places.shape)
+        zeros = gradient.new_zeros(scores.shape)
+        return first_order_only(zeros.scatter_add(-1, places, each), scores), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
