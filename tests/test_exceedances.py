@@ -92,6 +92,12 @@ def test_law_for_every_threshold(monkeypatch, count):
     assert_law(*cases()["spread"])
 
 
+def test_law_where_digits_do_not_tell(monkeypatch):
+    """Pairs whose k-th largest is not known from the digits that are sorted."""
+    monkeypatch.setattr(exceedances, "by_pair_and_height", lambda hits, pairs: hits.pair.int())
+    assert_law(*cases()["spread"])
+
+
 def test_thresholds():
     """About as many noised scores exceed it as should, also where groups of classes stand."""
     for row, k, epsilon in (*cases().values(), (torch.randn(5_000), 6, 0.2)):

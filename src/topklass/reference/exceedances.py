@@ -9,6 +9,7 @@ it, few do. Classes that exceed it often get normal noise in all samples instead
 
 **Exactness.** This is the law of the noise for every t that does not depend on it. In a sample in
 which fewer than k classes exceed t, the others get their noise, normal below ``(t − s_i) / ε``.
+So they do where the digits by which noised scores are sorted do not tell which is the k-th.
 """
 
 from functools import lru_cache
@@ -22,11 +23,14 @@ BLOCK = 2**18
 """Scores that are worked on together, and about as many exceedances at most."""
 BITS_OF_ONE = 127 << 23
 AT_ONCE = 4
+"""Times at which a class exceeds the threshold again that are drawn together."""
 TINY = 2.0**-100
+"""The least probability, so that its logarithm is not 0."""
 OFTEN = -1.0
 """Height, in units of ε, from which a class gets noise in all samples: Φ(−1) = 0.16."""
 UPPER = (0.169560432, 1.99158662, 2.7687285, -3.80743881, -2.93123597)
 LOWER = (0.169519604, 1.99645183, 3.53265814, 1.0)
+"""Coefficients of :func:`upper_quantile`, of the highest power first."""
 
 
 class Noise(NamedTuple):
@@ -102,13 +106,14 @@ def thresholds(rows: Tensor, k: int) -> Tensor:
     if bool((last == -inf).any()):  # there are few classes, which all exceed it
         present = trial.masked_fill(trial == -inf, inf).amin(1, keepdim=True)
         last = torch.where(last == -inf, present - 8, last)
-    return last.nan_to_num_(inf, inf)
+    return torch.nan_to_num(last, inf, inf)
 
 
 @lru_cache(maxsize=8)
 def _even_noise(n: int, dtype: torch.dtype) -> Tensor:
     order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
-    return torch.special.ndtri(order.double().add_(0.5).div_(n)).to(dtype)
+    quantiles: Tensor = torch.special.ndtri(order.double().add_(0.5).div_(n))
+    return quantiles.to(dtype)
 
 
 def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -156,8 +161,8 @@ def exceedances(heights: Tensor, noise: Noise) -> Hits:
     """The noised scores of all samples that exceed 0, with some that do not; in any order."""
     n, samples = heights.shape[1], noise.samples
     digits = noise.bytes(heights.numel())
-    shift, factor = _bound(samples)
-    bound = (heights + shift).mul_(factor).clamp_(0, 255.9**0.25).square_().square_()
+    offset, factor = _bound(samples)
+    bound = (heights + offset).mul_(factor).clamp_(0, 255.9**0.25).square_().square_()
     row, place = (digits.view_as(heights) <= bound.short().byte()).nonzero().unbind(1)
     cell = place.add_(row, alpha=n)
     height = heights.view(-1).index_select(0, cell).nan_to_num_(-inf, inf, -inf)
