@@ -9,7 +9,15 @@ from torch import Tensor
 from topklass import expected_topk, noised_topk
 from topklass.functional import noised_topk_loss
 from topklass.reference import exceedances, noised
-from topklass.reference.exceedances import Noise, enough, kth_noised, thresholds
+from topklass.reference.exceedances import (
+    OFTEN,
+    Noise,
+    _bound,
+    enough,
+    kth_noised,
+    thresholds,
+    upper_quantile,
+)
 
 ROWS, SAMPLES, N = 4_000, 10, 90
 SIZE = ROWS * SAMPLES
@@ -84,15 +92,39 @@ def test_law_for_every_threshold(monkeypatch, count):
     assert_law(*cases()["spread"])
 
 
+def test_law_where_digits_do_not_tell(monkeypatch):
+    """Pairs whose k-th largest is not known from the digits that are sorted."""
+    monkeypatch.setattr(exceedances, "by_pair_and_height", lambda hits, pairs: hits.pair.int())
+    assert_law(*cases()["spread"])
+
+
 def test_thresholds():
     """About as many noised scores exceed it as should, also where groups of classes stand."""
     for row, k, epsilon in (*cases().values(), (torch.randn(5_000), 6, 0.2)):
         if enough(k) < row.isfinite().sum():
-            limit = thresholds(row[None], k, epsilon)[0]
+            limit = thresholds(row[None] / epsilon, k)[0] * epsilon
             count = torch.special.ndtr((row - limit) / epsilon).sum()
             assert enough(k) / 2.5 < count < 1.5 * enough(k)
     rows = torch.tensor([[-inf], [nan], [inf]]).expand(3, N)
-    assert (thresholds(rows, 3, 1.0) == inf).all()
+    assert (thresholds(rows, 3) == inf).all()
+
+
+@pytest.mark.parametrize("samples", [1, 2, 10, 100, 10_000])
+def test_bound(samples):
+    """No class that exceeds the threshold in some sample is left out by its byte."""
+    shift, factor = _bound(samples)
+    height = torch.linspace(-12, 4, 20_001, dtype=torch.float64)
+    chance = -torch.expm1(samples * torch.log1p(-torch.special.ndtr(height)))
+    bytes_taken = (height + shift).mul(factor).clamp(0, 255.9**0.25).pow(4).floor() + 1
+    assert (256 * chance <= bytes_taken).all()
+    assert (bytes_taken[height >= OFTEN] == 256).all()
+
+
+def test_upper_quantile():
+    z = torch.linspace(-OFTEN, 11, 2_001, dtype=torch.float64)
+    tail = torch.special.erfc(z * sqrt(0.5)) / 2
+    torch.testing.assert_close(upper_quantile(tail), z, rtol=0, atol=1e-7)
+    assert upper_quantile(torch.zeros(1)).isfinite().all()
 
 
 def test_rows_with_few_classes():

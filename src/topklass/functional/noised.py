@@ -16,6 +16,7 @@ from topklass._checks import (
     class_dimension,
 )
 from topklass._targets import Target
+from topklass._transforms import can_read_values
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
@@ -26,7 +27,8 @@ from topklass.functional._contract import (
 )
 from topklass.functional.hinge import CalibratedTopKHinge, hinge
 from topklass.operators.expected import expected_topk
-from topklass.operators.noised import noise_rows, noised_topk
+from topklass.operators.noised import noise_rows, noised_topk_of_rows
+from topklass.reference.noised import noised_topk_and_labels
 
 
 def noised_topk_loss(
@@ -125,12 +127,13 @@ class NoisedHinge(RowLoss):
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        noise, source = self.noise, self.generator
-        rival = noised_topk(
-            scores, self.k + 1, self.epsilon, self.samples, noise=noise, generator=source
-        )
-        label, margin = of_label(scores, labels), margin_of_label(self.margin, labels)
-        return self.scale * hinge(margin, rival.unsqueeze(1), label)
+        draws = self.k + 1, self.epsilon, self.samples, self.noise, self.generator
+        if labels is not None and can_read_values(scores):
+            rival, label = noised_topk_and_labels(scores, labels, *draws)
+        else:
+            rival, label = noised_topk_of_rows(scores, *draws), of_label(scores, labels)
+        losses = hinge(margin_of_label(self.margin, labels), rival.unsqueeze(1), label)
+        return losses if self.scale == 1 else self.scale * losses
 
     def find_kernel(self, scores: Tensor, targets: Target, options: Options) -> Any:
         return find_kernel(

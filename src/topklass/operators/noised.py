@@ -67,13 +67,25 @@ def noised_topk(
     if noise is not None:
         noise = noise_rows(noise, scores, dim)
         samples = noise.shape[-1]
-    kernel = find_kernel("noised_topk", rows, k, samples=samples, noise=noise)
-    if kernel is not None:
-        result: Tensor = _KernelNoisedTopK.apply(rows, kernel, k, epsilon, samples, generator)
-    else:
-        wide = rows.to(working_dtype(rows.dtype))
-        result = noised.noised_topk(wide, k, epsilon, samples, noise, generator)
+    result = noised_topk_of_rows(rows, k, epsilon, samples, noise, generator)
     return result.reshape(index_shape(scores, dim)).to(scores.dtype)
+
+
+def noised_topk_of_rows(
+    rows: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The same of (R, n) scores to (R), without checks."""
+    kernel = find_kernel("noised_topk", rows, k, samples=samples, noise=noise)
+    if kernel is None:
+        wide = rows.to(working_dtype(rows.dtype))
+        return noised.noised_topk(wide, k, epsilon, samples, noise, generator)
+    result: Tensor = _KernelNoisedTopK.apply(rows, kernel, k, epsilon, samples, generator)
+    return result
 
 
 def noise_rows(noise: Tensor, scores: Tensor, dim: int) -> Tensor:

@@ -13,6 +13,7 @@ from topklass._transforms import (
     spread_nan,
 )
 from topklass.reference.exceedances import Noise, enough, kth_noised
+from topklass.reference.ranks import kth_largest
 
 TOGETHER = 2**16
 """Noised scores that are made at once where rows are short."""
@@ -32,15 +33,49 @@ def noised_topk(
     rows get noise above a threshold only.
     """
     scores = spread_nan(scores)
+    places, shifts = _choose(scores, k, epsilon, samples, noise, generator)
+    if is_eager(scores):
+        result: Tensor = _MeanAndLabels.apply(scores, places, shifts)[0]
+    elif is_traced():
+        result = (scores.gather(-1, places) + shifts).mean(-1)
+    else:
+        result = _MeanOfChosen.apply(scores, places, shifts)
+    return result
+
+
+def noised_topk_and_labels(
+    scores: Tensor,
+    labels: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """The same and the labels' scores, (R) and (R, m), of an eager call: one gradient for both.
+
+    A row with NaN must have nothing else.
+    """
+    places, shifts = _choose(scores, k, epsilon, samples, noise, generator)
+    result: tuple[Tensor, Tensor] = _MeanAndLabels.apply(scores, places, shifts, labels)
+    return result
+
+
+def _choose(
+    scores: Tensor,
+    k: int,
+    epsilon: float,
+    samples: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """The class that is k-th largest in each sample, and its noise times ε, (R, B) each."""
     if epsilon == 0 and noise is None:
         samples = 1
     with torch.no_grad():
         if noise is None and epsilon > 0 and _is_large(scores, k, samples):
-            drawn = Noise(k, epsilon, samples, generator)
-            places, shifts = kth_noised(scores.detach(), drawn)
-        else:
-            places, shifts = _one_after_another(scores, k, epsilon, samples, noise, generator)
-    return (_gather(scores, places) + shifts).mean(-1)
+            return kth_noised(scores.detach(), Noise(k, epsilon, samples, generator))
+        return _one_after_another(scores, k, epsilon, samples, noise, generator)
 
 
 def _is_large(scores: Tensor, k: int, samples: int) -> bool:
@@ -62,9 +97,8 @@ def _one_after_another(
 
     Where values may be read, short rows get several noise vectors at once.
     """
-    step = 1
-    if noise is None and can_read_values(scores):
-        step = max(1, TOGETHER // max(1, scores.numel()))
+    reads = noise is None and can_read_values(scores)
+    step = max(1, TOGETHER // max(1, scores.numel())) if reads else 1
     chosen = []
     for start in range(0, samples, step):
         few = min(step, samples - start)
@@ -72,7 +106,10 @@ def _one_after_another(
             vectors = noise[..., start : start + few].mT
         else:
             vectors = _draw(scores, few, generator)
-        chosen.append(_kth_perturbed(scores, k, epsilon * vectors.to(scores.dtype)))
+        shift = epsilon * vectors.to(scores.dtype)
+        chosen.append((_kth_drawn if reads else _kth_given)(scores, k, shift))
+    if len(chosen) == 1:
+        return chosen[0]
     places, shifts = zip(*chosen, strict=True)
     return torch.cat(places, -1), torch.cat(shifts, -1)
 
@@ -85,8 +122,15 @@ def _draw(scores: Tensor, samples: int, generator: torch.Generator | None) -> Te
     return torch.randn(shape, generator=generator, dtype=scores.dtype, device=scores.device)
 
 
-def _kth_perturbed(scores: Tensor, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
+def _kth_drawn(scores: Tensor, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
     """The class that is k-th largest under each shift, (R, B, n), and its shift, (R, B) each."""
+    rows = (scores.unsqueeze(1) + shift).flatten(0, 1)
+    places = kth_largest(rows, k).view(shift.shape[:2])
+    return places, shift.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+
+
+def _kth_given(scores: Tensor, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by operations of any device and transformation, for any shifts."""
     top, places = (scores.unsqueeze(1) + shift).topk(k, dim=-1)
     last = places[..., -1:]
     # NaN sorts first, also that of noise which was given
@@ -94,40 +138,60 @@ def _kth_perturbed(scores: Tensor, k: int, shift: Tensor) -> tuple[Tensor, Tenso
     return last.squeeze(-1), result.squeeze(-1)
 
 
-def _gather(scores: Tensor, places: Tensor) -> Tensor:
-    if is_traced():
-        return scores.gather(-1, places)
-    result: Tensor = _Chosen.apply(scores, places)
-    return result
+class _MeanAndLabels(torch.autograd.Function):
+    """Mean of ``scores.gather(-1, places) + shifts``, and the labels' scores.
+
+    Places depend on the scores: first order only.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, places: Tensor, shifts: Tensor, labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        columns = places if labels is None else torch.cat([places, labels], 1)
+        ctx.save_for_backward(scores, columns)
+        chosen, own = scores.gather(1, columns).tensor_split([places.shape[1]], 1)
+        return (chosen + shifts).mean(1), own.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        mean, own = gradients
+        scores, columns = ctx.saved_tensors
+        samples = columns.shape[1] - own.shape[-1]
+        each = (mean / samples).unsqueeze(-1).expand(*mean.shape, samples)
+        each = torch.cat([each, own], -1)
+        zeros = each.new_zeros(scores.shape)
+        if is_eager(each) and not needs_plain_backward(each):
+            return zeros.scatter_add_(1, columns, each), None, None, None
+        return first_order_only(zeros.scatter_add(1, columns, each), scores), None, None, None
 
 
-class _Chosen(torch.autograd.Function):
-    """``scores.gather(-1, places)`` for places that depend on the scores: first order only."""
+class _MeanOfChosen(torch.autograd.Function):
+    """The mean for transformations, which need a context apart; that takes PyTorch longer."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scores: Tensor, places: Tensor) -> Tensor:
-        return scores.gather(-1, places)
+    def forward(scores: Tensor, places: Tensor, shifts: Tensor) -> Tensor:
+        return (scores.gather(-1, places) + shifts).mean(-1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
         scores, places = ctx.saved_tensors
+        each = (gradient / places.shape[-1]).unsqueeze(-1).expand(places.shape)
         zeros = gradient.new_zeros(scores.shape)
-        if is_eager(gradient) and not needs_plain_backward(gradient):
-            return zeros.scatter_add_(-1, places, gradient), None
-        return first_order_only(zeros.scatter_add(-1, places, gradient), scores), None
+        return first_order_only(zeros.scatter_add(-1, places, each), scores), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         scores, places = ctx.saved_tensors
-        return first_order_only(tangent.gather(-1, places), scores)
+        return first_order_only(tangent.gather(-1, places).mean(-1), scores)
 
 
 def first_order_only(derivative: Tensor, scores: Tensor) -> Tensor:
