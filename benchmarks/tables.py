@@ -20,14 +20,18 @@ from benchmarks.environment import ROOT, read
 
 Render = Callable[[dict[str, Any]], str]
 
-SPEED_GPU: dict[str, Render] = {
-    "speed-gpu": speed_tables.gpu,
-    "speed-gpu-short": speed_tables.short,
-    "device-gpu": speed_tables.device,
-    "memory-gpu": speed_tables.memory,
-    "growth-gpu": speed_tables.growth,
-    "dtypes-gpu": speed_tables.dtypes,
+SPEED_GPU: dict[str, tuple[str, Render]] = {
+    "speed-gpu": ("rows", speed_tables.gpu),
+    "speed-gpu-short": ("rows", speed_tables.short),
+    "device-gpu": ("rows", speed_tables.device),
+    "memory-gpu": ("rows", speed_tables.memory),
+    "smoothing-gpu": ("smoothing", speed_tables.smoothing),
+    "few-gpu": ("few", speed_tables.few),
+    "training-gpu": ("training", speed_tables.training),
+    "growth-gpu": ("growth", speed_tables.growth),
+    "dtypes-gpu": ("dtypes", speed_tables.dtypes),
 }
+"""With the part of the record that each shows: a run may have been cut off."""
 STUDY: dict[str, Render] = {
     "forward": study_tables.forward,
     "backward": study_tables.backward,
@@ -68,7 +72,9 @@ def tables() -> Iterator[tuple[str, str]]:
     if record := read("speed-cpu"):
         yield "speed-cpu", speed_tables.cpu(record)
     if record := read("speed-gpu"):
-        yield from ((name, render(record)) for name, render in SPEED_GPU.items())
+        for name, (part, render) in SPEED_GPU.items():
+            if record.get(part):
+                yield name, render(record)
     if record := read("prediction"):
         yield from ((name, render(record)) for name, render in PREDICTION.items())
     if record := read("long-tail"):
