@@ -42,9 +42,9 @@ def merge_parts(states, row, inside, parts, temperature, rate, TILE: tl.constexp
     classes = tl.load(state + ENTRIES + slot, there, -1.0)
     first = states + row * parts * TILE.size
     tl.debug_barrier()
-    x = keep_largest(x, classes, inside, first, TILE)
+    keep_largest(x, classes, inside, first, TILE)
     slots = tl.arange(0, SLOTS)[None, :]
-    _, _, threshold = load_heads(first, inside, TILE)
+    heads, _, threshold = load_heads(first, inside, TILE)
 
     # The sums of the pieces seen from the row's threshold.
     part = tl.arange(0, TILE.parts)[None, :]
@@ -58,11 +58,15 @@ def merge_parts(states, row, inside, parts, temperature, rate, TILE: tl.constexp
         p = tl.load(state + 2 * ENTRIES + i, there, 0.0)
         sums = tl.where(slots == i, tl.sum(p * power, 1)[:, None], sums)
         power = power * fall
-    # What is kept of pieces and not of the row belongs to its tail.
-    u = relative(x, threshold[:, None], rate, 1)
+    # What is kept of pieces and not of the row belongs to its tail: the scores below its threshold,
+    # and some at it. Those that were read take fewer registers than those that were left over.
+    least = threshold[:, None]
+    u = tl.where(x < least, relative(x, least, rate, 1), 0.0)
+    ties = tl.sum((x == least).to(tl.int32), 1)
+    ties -= tl.sum((heads == as_key(least)).to(tl.int32), 1)
     powers = u
     for i in range(K):
-        sums += tl.where(slots == i, tl.sum(powers, 1)[:, None], 0.0)
+        sums += tl.where(slots == i, (tl.sum(powers, 1) + ties)[:, None], 0.0)
         powers = powers * u
     tl.debug_barrier()
     tl.store(first[:, None] + 2 * ENTRIES + slots, sums, inside[:, None] & (slots < K))
