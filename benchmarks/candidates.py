@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Literal
 
@@ -11,16 +12,29 @@ from torch import Tensor
 
 import topklass
 from experiments import peers
-from topklass import NoisedTopKLoss, SmoothTopKLoss
+from topklass import (
+    NoisedTopKLoss,
+    ShortListLoss,
+    SmoothTopKLoss,
+    SparseTarget,
+    TopKCrossEntropyLoss,
+)
+from topklass._targets import Target
 
 K = 5
+SMOOTHING = 0.1
+FEW = (2, 16)
+"""Classes of a :class:`topklass.SparseTarget`."""
 EPSILON, SAMPLES = 0.2, 10
 """Noise of the noised losses."""
 
 BASE = "cross-entropy"
 OURS = f"topklass, k = {K}"
+SMOOTHED = ", smoothing"
+"""Ends the name of a loss with label smoothing."""
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Target], Tensor]
+"""Of logits and a target, the mean."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +42,40 @@ class Candidate:
     """A loss under the name of the tables."""
 
     name: str
-    family: Literal["cross-entropy", "smooth", "noised", "exact"]
+    family: Literal["reference", "smooth", "noised", "exact"]
+    """How it is verified; "reference": against itself, in plain PyTorch and float64."""
     loss: Loss
     k: int = K
     most_logits: float = inf
     """Beyond it takes too much time or memory."""
     published: bool = False
+    classes: int = 1
+    """Of the target of a row."""
+
+    def target(self, labels: Tensor, classes: int) -> Target:
+        """Labels as this loss takes them: alone, or with other classes that count less."""
+        if self.classes == 1:
+            return labels
+        others = torch.arange(self.classes, device=labels.device)
+        indices = (labels[:, None] + others * (classes // self.classes)) % classes
+        weights = 0.5 ** (1.0 + others)
+        return SparseTarget(indices, (weights / weights.sum()).expand(indices.shape).contiguous())
 
 
 def on_gpu() -> list[Candidate]:
     """Cross-entropy, ours by the default and by the reference algorithm, the published losses."""
     return [
-        Candidate(BASE, "cross-entropy", F.cross_entropy),
-        Candidate(f"{BASE}, compiled", "cross-entropy", compiled(F.cross_entropy)),
+        base(),
+        Candidate(f"{BASE}, compiled", "reference", compiled(F.cross_entropy)),
         *(
             Candidate(
                 f"topklass, k = {k}", "smooth", SmoothTopKLoss(k=k), k, inf if k <= 32 else 1e7
             )
-            for k in (K, 10, 20, 50)
+            for k in (K, 10, 20, 32, 50)
         ),
         Candidate(f"{OURS}, reference", "smooth", reference(SmoothTopKLoss(k=K))),
         Candidate("topklass, noised", "noised", noised()),
-        Candidate("topklass, noised exact", "exact", noised(None), most_logits=1e7),
+        Candidate("topklass, noised exact", "exact", noised(None)),
         Candidate("topklass, noised, reference", "noised", reference(noised())),
         *published(),
     ]
@@ -58,13 +84,39 @@ def on_gpu() -> list[Candidate]:
 def on_cpu() -> list[Candidate]:
     """Cross-entropy and ours, eager and compiled, the published losses."""
     return [
-        Candidate(BASE, "cross-entropy", F.cross_entropy),
-        Candidate(f"{BASE}, compiled", "cross-entropy", compiled(F.cross_entropy)),
+        base(),
+        Candidate(f"{BASE}, compiled", "reference", compiled(F.cross_entropy)),
         Candidate("topklass", "smooth", SmoothTopKLoss(k=K)),
         Candidate("topklass, compiled", "smooth", compiled(SmoothTopKLoss(k=K))),
         Candidate("topklass, noised", "noised", noised()),
         *published(),
     ]
+
+
+def with_few_classes() -> list[Candidate]:
+    """The smooth loss of class indices, and of a few classes for each row."""
+    ours = SmoothTopKLoss(k=K)
+    few = (Candidate(f"{OURS}, {m} classes", "reference", ours, classes=m) for m in FEW)
+    return [base(), Candidate(OURS, "smooth", ours), *few]
+
+
+def with_smoothing() -> list[Candidate]:
+    """Losses with and without label smoothing."""
+    kinds: dict[str, Callable[..., Loss]] = {
+        BASE: lambda **options: partial(F.cross_entropy, **options),
+        OURS: partial(SmoothTopKLoss, K),
+        f"top-k cross-entropy, k = {K}": partial(TopKCrossEntropyLoss, K),
+        f"short list, k = {K}": partial(ShortListLoss, K),
+    }
+    return [
+        Candidate(name + end, "reference", new(label_smoothing=smoothing))
+        for name, new in kinds.items()
+        for end, smoothing in (("", 0.0), (SMOOTHED, SMOOTHING))
+    ]
+
+
+def base() -> Candidate:
+    return Candidate(BASE, "reference", F.cross_entropy)
 
 
 def published() -> list[Candidate]:
@@ -90,7 +142,7 @@ def compiled(loss: Loss) -> Loss:
 def reference(loss: Loss) -> Loss:
     """The same loss in plain PyTorch operations."""
 
-    def run(logits: Tensor, target: Tensor) -> Tensor:
+    def run(logits: Tensor, target: Target) -> Tensor:
         with topklass.use_backend("reference"):
             return loss(logits, target)
 

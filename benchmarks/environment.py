@@ -28,7 +28,9 @@ def write(name: str, record: dict[str, Any], quick: bool = False) -> None:
         return
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    new = path.with_suffix(".new")  # whoever is cut off here leaves the old record
+    new.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    new.replace(path)
     print(f"wrote {path.name}", flush=True)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -46,35 +47,43 @@ ERROR = 0.02
 
 
 def main(device: torch.device, smoke: bool) -> None:
+    """Each part is written when it is measured; what fails is recorded, and the rest goes on."""
     others, began = Others(), time.perf_counter()
-    rows: list[Row] = []
-    rooms: list[Row] = []
-    predictions: list[Row] = []
-    sums = accumulate(SMOKE[0] if smoke else SUMS, device)
-    for case in SMOKE if smoke else CASES:
-        problem = new_problem(case, device)
-        verify_small(case, device)
-        for found, new in (
-            (rows, compare(case, problem, smoke)),
-            (rooms, compare_rooms(case, problem, smoke)),
-            (predictions, predict(case, problem, smoke)),
-        ):
-            found += new
-            for row in new:
-                say(row)
-        del problem
+    parts: dict[str, list[Row]] = {
+        name: [] for name in ("rows", "rooms", "predictions", "sums", "failed")
+    }
+
+    def add(part: str, case: Case, measured: Callable[[], list[Row]]) -> None:
+        try:
+            found = measured()
+        except Exception as error:
+            found = [{**case._asdict(), "loss": part, "failed": failure(error)}]
+        parts[part] += [row for row in found if "failed" not in row]
+        parts["failed"] += [row for row in found if "failed" in row]
+        for row in found:
+            say(row)
         record = {
             "what": "bfloat16, forward + backward of a layer and its loss; memory beyond inputs "
             "and gradients",
             **describe(device),
             "cores_used_by_others": others.cores(),
             "seconds": round(time.perf_counter() - began),
-            "rows": rows,
-            "rooms": rooms,
-            "predictions": predictions,
-            "sums": sums,
+            **parts,
         }
-        write(f"linear-{place(device)}", record, smoke)  # what is measured stays
+        write(f"linear-{place(device)}", record, smoke)
+
+    for case in SMOKE if smoke else CASES:
+        problem = new_problem(case, device)
+        add("rows", case, partial(compare, case, problem, smoke))
+        add("rooms", case, partial(compare_rooms, case, problem, smoke))
+        add("predictions", case, partial(predict, case, problem, smoke))
+        del problem
+    case = SMOKE[0] if smoke else SUMS
+    add("sums", case, partial(accumulate, case, device))
+
+
+def failure(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 class Problem(NamedTuple):
@@ -114,18 +123,17 @@ def training_step(candidate: Candidate, problem: Problem) -> Step:
 # Nothing is timed that is not right
 
 
-def verify_small(case: Case, device: torch.device) -> None:
+def verify_small(case: Case, device: torch.device, name: str) -> None:
     """All gradients of a small problem of so many features, in several chunks."""
     few = Case(*map(min, case, SMALL))
-    problem = new_problem(few, device)
-    for candidate in candidates(chunk_bytes=few.classes * few.rows):
-        value = candidate.loss(*problem)
-        gradients = torch.autograd.grad(value, problem.leaves())
-        wide = [leaf.detach().double().requires_grad_() for leaf in problem.leaves()]
-        exact = candidate.exact(F.linear(*wide), problem.target).mean()
-        require(candidate, relative(value.detach(), exact.detach()), "value")
-        for given, wanted in zip(gradients, torch.autograd.grad(exact, wide), strict=True):
-            require(candidate, relative(given, wanted), "gradient")
+    problem, candidate = new_problem(few, device), by_name(name, few.classes * few.rows)
+    value = candidate.loss(*problem)
+    gradients = torch.autograd.grad(value, problem.leaves())
+    wide = [leaf.detach().double().requires_grad_() for leaf in problem.leaves()]
+    exact = candidate.exact(F.linear(*wide), problem.target).mean()
+    require(candidate, relative(value.detach(), exact.detach()), "value")
+    for given, wanted in zip(gradients, torch.autograd.grad(exact, wide), strict=True):
+        require(candidate, relative(given, wanted), "gradient")
 
 
 def verify_rows(candidate: Candidate, problem: Problem) -> float:
@@ -162,13 +170,15 @@ def require(candidate: Candidate, error: float, what: str) -> float:
 
 
 def compare(case: Case, problem: Problem, smoke: bool) -> list[Row]:
-    """All candidates that fit into memory, in turn."""
+    """All candidates that are right and fit into memory, in turn."""
     errors, steps = {}, {}
+    failed: list[Row] = []
     for candidate in candidates():
         try:
+            verify_small(case, problem.input.device, candidate.name)
             errors[candidate.name] = verify_rows(candidate, problem)
-        except torch.OutOfMemoryError:
-            print(f"{candidate.name}: does not fit")
+        except Exception as error:
+            failed.append({**case._asdict(), "loss": candidate.name, "failed": failure(error)})
             problem.forget()
             torch.cuda.empty_cache()
             continue
@@ -179,7 +189,7 @@ def compare(case: Case, problem: Problem, smoke: bool) -> list[Row]:
         row["error"] = errors[row["loss"]]
         for name, base in (("over_plain", PLAIN), ("over_chunks", CHUNKS)):
             row[name] = digits(row["milliseconds"] / times[base], 4) if base in times else None
-    return rows
+    return rows + failed
 
 
 def compare_rooms(case: Case, problem: Problem, smoke: bool) -> list[Row]:
@@ -258,5 +268,4 @@ def accumulate(case: Case, device: torch.device) -> list[Row]:
             row[name] = digits(relative(total.bfloat16(), wanted), 3)
         row["inevitable"] = digits(row["inevitable"], 3)
         rows.append(row)
-        say(row)
     return rows

@@ -1,16 +1,29 @@
-"""The losses on the GPU beside F.cross_entropy: time, memory, error, growth and half precision."""
+"""The losses on the GPU beside F.cross_entropy: time, memory, error, growth and half precision.
+
+A record is written after each part, so that a run that is cut off loses nothing. What fails is
+recorded as failed, and the rest goes on.
+"""
 
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from benchmarks.candidates import BASE, OURS, Candidate, on_gpu
+from benchmarks.candidates import (
+    BASE,
+    OURS,
+    Candidate,
+    on_gpu,
+    with_few_classes,
+    with_smoothing,
+)
 from benchmarks.environment import describe, place, write
 from benchmarks.memory import peak
 from benchmarks.others import Others
 from benchmarks.rows import Row, digits
-from benchmarks.timing import device_seconds, forward, forward_backward, medians
+from benchmarks.timing import Step, device_seconds, forward, forward_backward, medians
+from benchmarks.training_steps import training_steps
 from benchmarks.verify import verify
 
 SHAPES = (
@@ -21,59 +34,72 @@ SHAPES = (
     (256, 100_000),
     (8_192, 32_000),
     (65_536, 1_000),
+    (64, 1_000_000),
 )
 QUICK_SHAPES = ((256, 100), (256, 1_000))
 GROWTH = (64, (1_000, 3_162, 10_000, 31_623, 100_000, 316_228, 1_000_000))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPE_SHAPES = ((4_096, 1_000), (8_192, 32_000))
+FEW_SHAPES = DTYPE_SHAPES
 BOUND_SHAPE = (8_192, 32_000)
 BOUND_BYTES = 12
 """The logits are read twice and the gradient is written once, in float32."""
 
-DEFAULTS = (OURS, "topklass, k = 10", "topklass, k = 20", "topklass, noised")
-"""What users get who choose nothing else."""
-ALONE = (BASE, *DEFAULTS, "topklass, k = 50", "topklass, noised exact")
+ALONE = (
+    BASE,
+    OURS,
+    *(f"topklass, k = {k}" for k in (10, 20, 32, 50)),
+    "topklass, noised",
+    "topklass, noised exact",
+)
 """Timed on the device alone, too, and on logits that are all 0."""
 
 
 def main(device: torch.device, quick: bool) -> None:
     start, others = time.perf_counter(), Others()
+    parts: dict[str, list[Row]] = {
+        name: [] for name in ("rows", "few", "smoothing", "training", "growth", "dtypes", "failed")
+    }
+    bandwidth = copy_bandwidth(device, 2**24 if quick else 2**28)
 
     def report(what: str) -> None:
         print(f"{time.perf_counter() - start:6.1f} s  {what}", flush=True)
 
-    rows: list[Row] = []
-    grown: list[Row] = []
-    halves: list[Row] = []
-    bandwidth = copy_bandwidth(device, 2**24 if quick else 2**28)
-    report(f"copies at {bandwidth / 1e12:.2f} TB/s")
-
-    def keep() -> None:
-        """What is measured stays, whatever comes after."""
+    def add(part: str, title: str, measured: Callable[[], list[Row]]) -> None:
+        """Measure something, and keep it with all that was measured before."""
+        try:
+            found = measured()
+        except Exception as error:
+            found = [{"what": title, "failed": f"{type(error).__name__}: {error}"[:500]}]
+        parts[part] += [row for row in found if "failed" not in row]
+        parts["failed"] += [row for row in found if "failed" in row]
+        report(f"{part}, {title}: " + summary(found))
         record = {
             "what": "3·randn or zero logits, float32, forward + backward through the public "
             "modules",
             **describe(device),
             "cores_used_by_others": others.cores(),
             "copy_bytes_per_second": bandwidth,
-            "over_bound": over_bound(rows, bandwidth),
-            "rows": rows,
-            "growth": grown,
-            "dtypes": halves,
+            "over_bound": over_bound(parts["rows"], bandwidth),
+            "seconds": round(time.perf_counter() - start),
+            **parts,
         }
         write(f"speed-{place(device)}", record, quick)
 
+    report(f"copies at {bandwidth / 1e12:.2f} TB/s")
     for shape in QUICK_SHAPES if quick else SHAPES:
-        rows += measure(*shape, device, quick)
-        report("{:,} × {:,}: ".format(*shape) + summary(rows, shape))
-        keep()
+        title = "{:,} × {:,}".format(*shape)
+        add("rows", title, lambda shape=shape: measure(*shape, device, quick))
+        add("smoothing", title, lambda shape=shape: targets(with_smoothing(), *shape, device))
+        if quick or shape in FEW_SHAPES:
+            add("few", title, lambda shape=shape: targets(with_few_classes(), *shape, device))
+    add("training", "ResNet-18", lambda: training_steps(quick))
     samples, classes = GROWTH
-    grown += [grow(samples, n, device) for n in (classes[:3] if quick else classes)]
-    report("growth: " + ", ".join(f"{row['nanoseconds_per_logit']:.3f} ns" for row in grown))
+    for n in classes[:3] if quick else classes:
+        add("growth", f"{samples} × {n:,}", lambda n=n: [grow(samples, n, device)])
     for shape in QUICK_SHAPES[1:] if quick else DTYPE_SHAPES:
-        halves += measure_dtypes(*shape, device)
-    report("dtypes")
-    keep()
+        title = "{:,} × {:,}".format(*shape)
+        add("dtypes", title, lambda shape=shape: measure_dtypes(*shape, device))
 
 
 def measure(samples: int, classes: int, device: torch.device, quick: bool = False) -> list[Row]:
@@ -89,6 +115,16 @@ def measure(samples: int, classes: int, device: torch.device, quick: bool = Fals
     return rows + compare(chosen, logits, target, "zeros", shorter=8 if quick else 1)
 
 
+def targets(
+    candidates: list[Candidate], samples: int, classes: int, device: torch.device
+) -> list[Row]:
+    """Losses of other targets than class indices, beside those of class indices."""
+    torch.manual_seed(0)
+    target = torch.randint(classes, (samples,), device=device)
+    logits = (3 * torch.randn(samples, classes, device=device)).requires_grad_()
+    return compare(candidates, logits, target, "3·randn")
+
+
 def compare(
     chosen: list[Candidate],
     logits: Tensor,
@@ -99,30 +135,34 @@ def compare(
 ) -> list[Row]:
     """Verify, then time in turn; in full: also the loss alone, and memory."""
     samples, classes = logits.shape
-    errors = {c.name: verify(c, logits, target) for c in chosen}
-    steps = {c.name: forward_backward(c.loss, logits, target) for c in chosen}
-    alone = {c.name: forward(c.loss, logits, target) for c in chosen} if in_full else {}
+    steps: dict[str, Step] = {}
+    alone: dict[str, Step] = {}
+    rows: dict[str, Row] = {}
+    for each in chosen:
+        given = each.target(target, classes)
+        dtype = str(logits.dtype).removeprefix("torch.")
+        row: Row = {"samples": samples, "classes": classes, "logits": kind, "dtype": dtype}
+        rows[each.name] = row | {"loss": each.name}
+        try:
+            rows[each.name] |= verify(each, logits, given)
+        except Exception as error:
+            rows[each.name]["failed"] = f"{type(error).__name__}: {error}"[:500]
+            continue
+        steps[each.name] = forward_backward(each.loss, logits, given)
+        alone[each.name] = forward(each.loss, logits, given)
     both = medians(steps, logits.device, shorter)
     of_loss = medians(alone, logits.device, shorter) if in_full else {}
-    rows = []
     for name, step in steps.items():
-        row: Row = {
-            "samples": samples,
-            "classes": classes,
-            "logits": kind,
-            "dtype": str(logits.dtype).removeprefix("torch."),
-            "loss": name,
-            "milliseconds": digits(1e3 * both[name], 4),
-            "ratio": digits(both[name] / both[BASE], 4),
-        }
-        if name in ALONE:
+        row = rows[name]
+        row["milliseconds"] = digits(1e3 * both[name], 4)
+        row["ratio"] = digits(both[name] / both[BASE], 4)
+        if logits.is_cuda and name in ALONE:
             row["milliseconds_of_device"] = digits(1e3 * device_seconds(step), 4)
         if in_full:
             row["milliseconds_of_loss_alone"] = digits(1e3 * of_loss[name], 4)
             row["memory"] = peak(step, logits)
             row["memory_of_loss_alone"] = peak(alone[name], logits)
-        rows.append(row | errors[name])
-    return rows
+    return list(rows.values())
 
 
 def grow(samples: int, classes: int, device: torch.device) -> Row:
@@ -131,6 +171,8 @@ def grow(samples: int, classes: int, device: torch.device) -> Row:
     logits = (3 * torch.randn(samples, classes, device=device)).requires_grad_()
     target = torch.randint(classes, (samples,), device=device)
     base, ours = compare(pair(), logits, target, "3·randn")
+    if "failed" in ours or not logits.is_cuda:
+        return ours
     each = 1e6 * ours["milliseconds_of_device"] / (samples * classes)
     return ours | {
         "milliseconds_of_base": base["milliseconds"],
@@ -177,8 +219,9 @@ def row_of(rows: list[Row], shape: tuple[int, int], name: str, kind: str = "3·r
     return next((row for row in rows if tuple(row[key] for key in keys) == wanted), None)
 
 
-def summary(rows: list[Row], shape: tuple[int, int]) -> str:
-    """Ratios of one shape, in a line."""
-    found = [row for row in rows if (row["samples"], row["classes"]) == shape]
-    parts = [f"{row['loss']} ({row['logits']}) {row['ratio']}" for row in found]
-    return ", ".join(parts)
+def summary(rows: Iterable[Row]) -> str:
+    """Ratios and failures, in a line."""
+    return ", ".join(
+        f"{row.get('loss', '')} ({row.get('logits', '')}) {row.get('failed', row.get('ratio'))}"
+        for row in rows
+    )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.candidates import BASE, OURS
+from benchmarks.candidates import BASE, FEW, OURS, SMOOTHED, SMOOTHING
 from benchmarks.markdown import hardware, number, shape, table
 from benchmarks.speed_gpu import ALONE
 
@@ -13,6 +13,7 @@ COLUMNS = {
     OURS: "smooth, k = 5",
     "topklass, k = 10": "k = 10",
     "topklass, k = 20": "k = 20",
+    "topklass, k = 32": "k = 32",
     "topklass, k = 50": "k = 50",
     "topklass, noised": "noised",
     "topklass, noised exact": "noised exact",
@@ -56,7 +57,8 @@ def short(record: Record) -> str:
     found = by_shape(record["rows"])
     rows = []
     for name in SHORT:
-        times = [found[name].get((loss, "3·randn"), {}).get("milliseconds") for loss in losses]
+        there = found.get(name, {})
+        times = [there.get((loss, "3·randn"), {}).get("milliseconds") for loss in losses]
         rows.append((name, *map(number, times)))
     return table(("N × C", *losses.values()), rows) + (
         f"\n\nForward + backward in ms, eager, float32; –: not timed ({hardware(record)})."
@@ -183,6 +185,61 @@ def dtypes(record: Record) -> str:
         "Forward + backward, ratio to eager `F.cross_entropy` of the same precision; the error "
         f"includes the rounding of the gradient ({hardware(record)}):\n\n" + table(head, rows)
     )
+
+
+def smoothing(record: Record) -> str:
+    """One line a shape: each loss with label smoothing over itself without it, and over the base.
+
+    Base is cross-entropy with label smoothing.
+    """
+    names = dict.fromkeys(row["loss"].removesuffix(SMOOTHED) for row in record["smoothing"])
+    rows = []
+    for name, losses in by_shape(record["smoothing"]).items():
+        times = {loss: row["milliseconds"] for (loss, _), row in losses.items()}
+        base = times.get(BASE + SMOOTHED)
+        cells = [number(base)]
+        for loss in names:
+            ours, plain = times.get(loss + SMOOTHED), times.get(loss)
+            cells.append(f"{over(ours, plain)} ({over(ours, base)})")
+        rows.append((name, *cells))
+    head = ("N × C", "cross-entropy, ms", *names)
+    return (
+        f"Label smoothing of {SMOOTHING}, forward + backward: milliseconds of `F.cross_entropy` "
+        "with it; then each loss over the same loss without it (and over cross-entropy with it; "
+        f"{hardware(record)}):\n\n" + table(head, rows)
+    )
+
+
+def few(record: Record) -> str:
+    """One line a shape: targets of a few classes over class indices."""
+    rows = []
+    for name, losses in by_shape(record["few"]).items():
+        times = {loss: row["milliseconds"] for (loss, _), row in losses.items()}
+        ratios = (over(times.get(f"{OURS}, {m} classes"), times.get(OURS)) for m in FEW)
+        rows.append((name, number(times.get(OURS)), *ratios))
+    head = ("N × C", "class indices, ms", *(f"{m} classes" for m in FEW))
+    return (
+        "`SmoothTopKLoss(k=5)` of a `SparseTarget`, forward + backward, over that of class indices "
+        f"({hardware(record)}):\n\n" + table(head, rows)
+    )
+
+
+def training(record: Record) -> str:
+    """One line a loss: a training step over that with cross-entropy."""
+    rows = [
+        (row["loss"], number(row["milliseconds"]), f"{100 * (row['ratio'] - 1):+.2f} %")
+        for row in record["training"]
+    ]
+    first = record["training"][0]
+    return (
+        f"A training step of {first['model']}, 32 × 32 images, batch {first['batch']}, eager "
+        "(with label smoothing beside cross-entropy with it; "
+        f"{hardware(record)}):\n\n" + table(("loss", "ms", "longer than cross-entropy"), rows)
+    )
+
+
+def over(time: float | None, base: float | None) -> str:
+    return "–" if time is None or base is None else number(time / base)
 
 
 def timed(record: Record) -> dict[str, str]:

@@ -20,14 +20,18 @@ from benchmarks.environment import ROOT, read
 
 Render = Callable[[dict[str, Any]], str]
 
-SPEED_GPU: dict[str, Render] = {
-    "speed-gpu": speed_tables.gpu,
-    "speed-gpu-short": speed_tables.short,
-    "device-gpu": speed_tables.device,
-    "memory-gpu": speed_tables.memory,
-    "growth-gpu": speed_tables.growth,
-    "dtypes-gpu": speed_tables.dtypes,
+SPEED_GPU: dict[str, tuple[str, Render]] = {
+    "speed-gpu": ("rows", speed_tables.gpu),
+    "speed-gpu-short": ("rows", speed_tables.short),
+    "device-gpu": ("rows", speed_tables.device),
+    "memory-gpu": ("rows", speed_tables.memory),
+    "smoothing-gpu": ("smoothing", speed_tables.smoothing),
+    "few-gpu": ("few", speed_tables.few),
+    "training-gpu": ("training", speed_tables.training),
+    "growth-gpu": ("growth", speed_tables.growth),
+    "dtypes-gpu": ("dtypes", speed_tables.dtypes),
 }
+"""With the part of the record that each shows: a run may have been cut off."""
 STUDY: dict[str, Render] = {
     "forward": study_tables.forward,
     "backward": study_tables.backward,
@@ -39,11 +43,11 @@ PREDICTION: dict[str, Render] = {
     "prediction": prediction_tables.accuracy,
     "prediction-sets": prediction_tables.sets,
 }
-LINEAR: dict[str, Render] = {
-    "linear": linear_tables.layers,
-    "linear-rooms": linear_tables.rooms,
-    "linear-predictions": linear_tables.predictions,
-    "linear-sums": linear_tables.sums,
+LINEAR: dict[str, tuple[str, Render]] = {
+    "linear": ("rows", linear_tables.layers),
+    "linear-rooms": ("rooms", linear_tables.rooms),
+    "linear-predictions": ("predictions", linear_tables.predictions),
+    "linear-sums": ("sums", linear_tables.sums),
 }
 
 
@@ -68,13 +72,13 @@ def tables() -> Iterator[tuple[str, str]]:
     if record := read("speed-cpu"):
         yield "speed-cpu", speed_tables.cpu(record)
     if record := read("speed-gpu"):
-        yield from ((name, render(record)) for name, render in SPEED_GPU.items())
+        yield from of_parts(record, SPEED_GPU)
     if record := read("prediction"):
         yield from ((name, render(record)) for name, render in PREDICTION.items())
     if record := read("long-tail"):
         yield "long-tail", prediction_tables.long_tail(record)
     if record := read("linear-gpu"):
-        yield from ((name, render(record)) for name, render in LINEAR.items())
+        yield from of_parts(record, LINEAR)
     if record := read("many-classes"):
         yield "many-classes", many_classes.accuracies(record)
     if record := read("noise"):
@@ -90,6 +94,15 @@ def tables() -> Iterator[tuple[str, str]]:
     from benchmarks import reproduce_tables
 
     yield from reproduce_tables.tables()
+
+
+def of_parts(
+    record: dict[str, Any], renders: dict[str, tuple[str, Render]]
+) -> Iterator[tuple[str, str]]:
+    """The tables whose part of a record was measured."""
+    for name, (part, render) in renders.items():
+        if record.get(part):
+            yield name, render(record)
 
 
 def filled(document: str, texts: dict[str, str]) -> str:

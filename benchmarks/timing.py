@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.candidates import Loss
+from topklass._targets import Target
 
 Step = Callable[[], object]
 
@@ -24,7 +25,7 @@ WAIT = 4_000_000
 """Clock cycles of the device, some 2 ms, in which the host launches a whole step."""
 
 
-def forward_backward(loss: Loss, logits: Tensor, target: Tensor) -> Step:
+def forward_backward(loss: Loss, logits: Tensor, target: Target) -> Step:
     """A training step's share of the loss."""
 
     def run() -> None:
@@ -34,7 +35,7 @@ def forward_backward(loss: Loss, logits: Tensor, target: Tensor) -> Step:
     return run
 
 
-def forward(loss: Loss, logits: Tensor, target: Tensor) -> Step:
+def forward(loss: Loss, logits: Tensor, target: Target) -> Step:
     """The loss alone, without gradient."""
 
     def run() -> None:

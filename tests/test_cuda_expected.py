@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 import topklass
+from cuda_cases import NEEDS_GPU
 from synchronisation import no_synchronisation
 from topklass import expected_topk
 from topklass.functional import noised_topk_loss
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_GPU
 ROWS: dict[str, Callable[..., Tensor]] = {
     "random": torch.randn,
     "spread": lambda *shape, **options: 5 * torch.randn(*shape, **options),

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topklass
+from cuda_cases import NEEDS_GPU
 from linear_cases import LOSSES, Layer, Loss, differentiate, fused, layer, plain
 from synchronisation import no_synchronisation
 from topklass.functional import (
@@ -15,10 +16,7 @@ from topklass.functional import (
     linear_topk_cross_entropy,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_GPU
 CASES = LOSSES | {
     "k = 20": LOSSES["smooth"]._replace(parameters={"k": 20}),
     "long list": LOSSES["smooth"]._replace(parameters={"k": 40}),

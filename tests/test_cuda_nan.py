@@ -4,17 +4,27 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 import topklass
+from cuda_cases import NEEDS_GPU
 from topklass.functional import noised_topk_loss, smooth_topk_loss, topk_hinge_loss
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_GPU
 TARGET = torch.arange(20) % 7
+
+
+def few(target: Tensor) -> topklass.SparseTarget:
+    """Two classes for each row."""
+    both = torch.stack([target, target + 7], 1)
+    return topklass.SparseTarget(both, torch.full_like(both, 0.5, dtype=torch.float32))
+
+
 FUNCTIONS = {
     "smooth": lambda s, t: smooth_topk_loss(s, t, 5, reduction="none"),
+    "longer list": lambda s, t: smooth_topk_loss(s, t, 20, reduction="none"),
+    "few classes": lambda s, t: smooth_topk_loss(s, few(t), 5, reduction="none"),
+    "smoothing": lambda s, t: smooth_topk_loss(s, t, 5, reduction="none", label_smoothing=0.1),
     "long list": lambda s, t: smooth_topk_loss(s, t, 40, reduction="none"),
     "noised": lambda s, t: noised_topk_loss(s, t, 5, reduction="none"),
     "exact": lambda s, t: noised_topk_loss(s, t, 5, samples=None, reduction="none"),

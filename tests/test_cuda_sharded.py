@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from cuda_cases import NEEDS_GPU
+
+pytestmark = NEEDS_GPU
 
 
 def check(rank: int, ranks: int, folder: str) -> None:

@@ -23,6 +23,8 @@ pytestmark = [
 ]
 STACK = 2048
 """Bytes of a thread that may lie outside registers."""
+SHARED = {80: 163 * 2**10, 90: 227 * 2**10}
+"""Bytes of shared memory that a program may have, by compute capability."""
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -148,9 +150,11 @@ def loss(
 def check(launches: list[Launch], capability: int, folder: Path) -> None:
     assert len(launches) > 1
     for launch in launches:
-        binary = compiled(launch, capability).asm["cubin"]
+        kernel = compiled(launch, capability)
+        binary = kernel.asm["cubin"]
         assert binary.startswith(b"\x7fELF")
         assert stack(binary, folder) <= STACK, launch
+        assert kernel.metadata.shared <= SHARED[capability], launch
 
 
 def cases(quick: list[tuple[Any, ...]], thorough: list[tuple[Any, ...]]) -> Callable[..., Any]:
@@ -203,7 +207,8 @@ def test_longer_lists(capability, case, launches, tmp_path):
 
 @slow
 @pytest.mark.parametrize(
-    ("capability", "k", "m", "n"), [(90, 1, 2, 33), (80, 5, 3, 1000), (90, 16, 16, 1000)]
+    ("capability", "k", "m", "n"),
+    [(90, 1, 2, 33), (80, 5, 3, 1000), (90, 5, 2, 33_000), (90, 20, 16, 1000)],
 )
 def test_targets_of_a_few_classes(capability, k, m, n, launches, tmp_path):
     from topklass.kernels.wide import launch as family

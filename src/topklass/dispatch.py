@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     largest_samples: int = 0
     """Noise vectors, for families that draw them."""
     largest_labels: int = 0
-    """Classes that a :class:`topklass.SparseTarget` may name for a row."""
+    """Labels of a row, for families that take several."""
     compiles: bool = True
     """Whether it serves under ``torch.compile`` and ``torch.export``."""
     every_label: bool = False
@@ -219,11 +219,12 @@ def _obstacle_of_target(
     if every_class_counts(target, options) and not kernel.every_label:
         return "class probabilities and label smoothing"
     tensors = target if isinstance(target, SparseTarget) else (target,)
-    if isinstance(target, SparseTarget):
-        if kernel.every_label:
-            return "a SparseTarget with label smoothing"
-        if not 1 <= target.indices.shape[1] <= kernel.largest_labels:
-            return f"{target.indices.shape[1]} classes of a SparseTarget in one pass"
+    if isinstance(target, SparseTarget) and kernel.every_label:
+        return "a SparseTarget with label smoothing"
+    if isinstance(target, SparseTarget) or kernel.largest_labels:
+        count = tensors[0].shape[1]
+        if not 1 <= count <= kernel.largest_labels:
+            return f"{count} labels of a row in one pass"
     for tensor in tensors:
         if is_differentiated(tensor):
             return "derivatives by the class probabilities"

@@ -81,6 +81,21 @@ def test_programs_take_several_rows(monkeypatch):
     assert torch.equal(gradient, whole[1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_chunks_of_rows(reduction, monkeypatch):
+    """Three, the last of one row; losses and weights of all are added up."""
+    logits, target = torch.randn(33, 3), torch.arange(33) % 3
+    target[20] = -100
+    options = {"reduction": reduction, "weight": torch.rand(3)}
+    whole = value_and_gradient("kernel", logits, target, 1, **options)
+    monkeypatch.setattr(expected, "MOST_BYTES", 1)
+    for _ in range(2):  # nothing is left of earlier calls
+        value, gradient = value_and_gradient("kernel", logits, target, 1, **options)
+        torch.testing.assert_close(value, whole[0], rtol=1e-7, atol=0)
+        assert torch.equal(gradient, whole[1])
+
+
 def test_absent_classes_and_labels():
     logits = some_logits(4)
     logits[0, 5:] = -inf  # the label among those that are there

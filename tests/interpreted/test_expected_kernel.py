@@ -87,14 +87,14 @@ def test_ties(k):
 
 
 @pytest.mark.slow
-def test_programs_take_several_rows(monkeypatch):
-    scores = torch.randn(5, 30)
+def test_programs_take_several_rows_and_rows_are_taken_in_chunks(monkeypatch):
+    scores = torch.randn(20, 30)
     scores[1] *= 10
     whole = value_and_gradient("kernel", scores, 4)
     monkeypatch.setattr(expected, "MOST_PROGRAMS", 2)
     for one, other in zip(value_and_gradient("kernel", scores, 4), whole, strict=True):
         assert torch.equal(one, other)
-    monkeypatch.setattr(expected, "MOST_BYTES", 1)
+    monkeypatch.setattr(expected, "MOST_BYTES", 1)  # one program, chunks of 16 rows
     for one, other in zip(value_and_gradient("kernel", scores, 4), whole, strict=True):
         assert torch.equal(one, other)
 

@@ -105,6 +105,16 @@ def test_hard_rows():
     check(logits, target, k, reduction="none")
 
 
+@pytest.mark.slow
+def test_ties_in_several_pieces():
+    """What pieces keep and the row does not is in its tail, and counts once."""
+    logits = torch.zeros(3, SPLIT)
+    logits[1, ::300] = 1.0  # as many as are kept, and more
+    logits[2, :SPLIT:1000], logits[2, 1::500] = 2.0, 1.0
+    target = SparseTarget(torch.tensor([[0, 5], [300, 7], [1, 1000]]), torch.rand(3, 2))
+    check(logits, target, 3, reduction="none")
+
+
 def test_absent_labels():
     """They cost infinity, unless they do not count."""
     logits = torch.randn(2, 9)

@@ -28,6 +28,21 @@ def test_an_absent_label(n, k):
     check(scores, target, k, reduction="none")
 
 
+@pytest.mark.parametrize("backend", ["kernel", "reference"])
+@pytest.mark.parametrize(
+    ("n", "k"), [(8, 3), slow(1030, 3), slow(SPLIT, SPLIT_K), slow(60, 20), slow(60, 40)]
+)
+def test_an_absent_label_with_too_few_rivals(n, k, backend):
+    """Its loss is infinite, and the gradient is the label's alone."""
+    scores, target = torch.full((2, n), -math.inf), torch.tensor([1, 2])
+    scores[1, n - 1] = 0.0
+    loss, gradient = run(scores, target, k, backend=backend, reduction="none")
+    assert torch.equal(loss, torch.full((2,), math.inf))
+    expected = torch.zeros(2, n)
+    expected[[0, 1], target] = -1 / k
+    torch.testing.assert_close(gradient, expected)
+
+
 @pytest.mark.parametrize("n", [8, slow(1030)])
 def test_masked_classes(n):
     scores, target = problem(3, n)

@@ -13,8 +13,9 @@ from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import RowLoss, result_dtype
 from topklass.functional._linear_function import linear_loss
-from topklass.functional._sharded import agree, own_labels, sharded_losses, values_of
-from topklass.functional._sharded_forms import Lists, ShardedLoss
+from topklass.functional._sharded import agree, sharded_losses
+from topklass.functional._sharded_forms import ShardedLists, ShardedLoss
+from topklass.functional._sharded_messages import own_labels, values_of
 from topklass.functional.linear import check_not_differentiated, stand_in
 from topklass.functional.smooth import SmoothHinge
 
@@ -74,7 +75,7 @@ def sharded_linear_smooth_topk_loss(
         if chunk_bytes is not None:
             check_count("chunk_bytes", chunk_bytes)
         logits = stand_in(input, linear_weight, linear_bias)
-        form = Lists(SmoothHinge(k, tau, margin))
+        form = ShardedLists(SmoothHinge(k, tau, margin))
         parameters = {"k": k, "tau": tau, "chunk_bytes": chunk_bytes}
         targets = agree(agreement, form, logits, target, -1, options, **parameters)
         own = target.weights if isinstance(target, SparseTarget) else target

@@ -8,7 +8,7 @@ from topklass._checks import Options, check_count, check_number, check_temperatu
 from topklass._collectives import Agreement, ClassShards, uncompiled
 from topklass._targets import Target
 from topklass.functional._sharded import agree, sharded_classification_loss
-from topklass.functional._sharded_forms import Lists, sharded_form
+from topklass.functional._sharded_forms import ShardedLists, sharded_form
 from topklass.functional.noised import NoisedHinge
 from topklass.functional.smooth import SmoothHinge
 from topklass.functional.topk_cross_entropy import Lengths, ListMixture, length_weights, list_of
@@ -69,7 +69,7 @@ def sharded_smooth_topk_loss(
     with Agreement("sharded_smooth_topk_loss", group) as agreement:
         check_count("k", k)
         check_temperature(tau)
-        form = Lists(SmoothHinge(k, tau, margin))
+        form = ShardedLists(SmoothHinge(k, tau, margin))
         targets = agree(agreement, form, local_logits, target, dim, options, k=k, tau=tau)
     return sharded_classification_loss(form, local_logits, targets, dim, options, agreement.shards)
 
@@ -120,7 +120,7 @@ def sharded_topk_cross_entropy(
         factor, loss = 1, ListMixture(tuple(lengths), tuple(lengths.values()), temperature, margin)
         if len(lengths) == 1:
             (factor,) = lengths
-        form = Lists(list_of(factor, margin, temperature) if len(lengths) == 1 else loss)
+        form = ShardedLists(list_of(factor, margin, temperature) if len(lengths) == 1 else loss)
         parameters = {"k": lengths, "temperature": temperature}
         targets = agree(agreement, form, local_logits, target, dim, options, **parameters)
     shards = agreement.shards

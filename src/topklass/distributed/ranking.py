@@ -20,7 +20,7 @@ from topklass._checks import (
     to_rows,
 )
 from topklass._collectives import Agreement, ClassShards, all_gather, all_reduce, fact, uncompiled
-from topklass.functional._sharded import wrong_labels
+from topklass.functional._sharded_messages import wrong_labels
 from topklass.functional.accuracy import (
     among_largest,
     averaged,

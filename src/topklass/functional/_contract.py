@@ -73,8 +73,8 @@ class RowLoss:
         """The kernels that serve the call, or None, see :func:`topklass.dispatch.find_kernel`."""
         return None
 
-    def find_kernel_of_few(self, scores: Tensor, target: SparseTarget, options: Options) -> Any:
-        """The kernels that serve a few classes in one pass, or None."""
+    def find_kernel_of_few(self, scores: Tensor, target: Target, options: Options) -> Any:
+        """The kernels that serve a few classes, or labels (R, m), in one pass, or None."""
         return None
 
     def losses(self, scores: Tensor, targets: Target, options: Options) -> Tensor:

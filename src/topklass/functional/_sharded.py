@@ -20,12 +20,11 @@ from topklass._checks import (
     check_margin,
     every_class_counts,
     index_shape,
-    labels_in_range,
     to_rows,
 )
-from topklass._collectives import Agreement, ClassShards, copied, fact, gathered, summed
+from topklass._collectives import Agreement, ClassShards, copied, fact, summed
 from topklass._targets import SparseTarget, Target, without_padding
-from topklass._transforms import can_read_values, is_differentiated
+from topklass._transforms import is_differentiated
 from topklass.functional._contract import (
     check_targets,
     reduced,
@@ -33,6 +32,12 @@ from topklass.functional._contract import (
     working,
 )
 from topklass.functional._sharded_forms import Known, ShardedLoss
+from topklass.functional._sharded_messages import (
+    exchange,
+    own_labels,
+    values_of,
+    wrong_labels,
+)
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import GRAPH_ELEMENTS
 
@@ -113,81 +118,44 @@ def sharded_losses(
 
     Margins, weights and class probabilities are those of this rank's classes.
     """
-    classes, margin = shards.classes, form.loss.margin
+    classes = shards.classes
     check_count("k", form.longest, classes - 1, f"one less than the {classes} classes")
-    nowhere = torch.full((len(scores), 1), -1, device=scores.device)
-    labels, chances = nowhere[:, :0], None
-    if isinstance(targets, SparseTarget):
-        padded = without_padding(targets, options.ignore_index)
-        labels, chances = (F.pad(each, (0, not each.shape[1])) for each in padded)
-        chances = working(chances)
-    elif targets.is_floating_point():
-        chances = working(targets)
-    else:
-        labels = targets
-    indices = chances is None
-    ignored = labels == options.ignore_index
-    here = own_labels(labels, ignored, shards)
-    every = not indices or options.label_smoothing > 0
-
-    told = form.tell(scores, nowhere if every else here, every)
-    columns = [told.numbers, labels]
-    if indices:
-        columns += [told.label, values_of(margin, here), values_of(options.weight, here)]
-    sent = torch.cat([each.to(told.numbers.dtype) for each in columns], 1)
-    received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
-    sizes = [told.numbers.shape[1], labels.shape[1], 3 * indices]
-    numbers, of_ranks, of_owner = torch.split(received, sizes, -1)
-    wrong = wrong_labels(of_ranks, labels, options.ignore_index, shards)
-    known = form.know(numbers, told.places, shards)
-
-    weights = torch.ones_like(nowhere, dtype=numbers.dtype)
+    labels, chances = _labels_and_chances(targets, options.ignore_index)
+    here = own_labels(labels, labels == options.ignore_index, shards)
+    every = chances is not None or options.label_smoothing > 0
+    received = exchange(form, scores, labels, here, chances is None, every, options.weight, shards)
+    wrong = wrong_labels(received.labels, labels, options.ignore_index, shards)
+    weights = received.known.numbers.new_ones(len(scores), 1)
     if every:
-        losses = _expected(form, scores, here, chances, known, options, shards)
-    if indices:
-        score, label_margin, label_weight = torch.split(of_owner.sum(0), 1, -1)  # others told 0
+        losses = _expected(form, scores, here, chances, received.known, options, shards)
+    if chances is None:
+        score, margin, weight = torch.split(received.of_label, 1, -1)
         if options.weight is not None:
-            weights = label_weight
+            weights = weight
         if not every:
-            per_class = isinstance(margin, Tensor) and margin.dim() > 0
-            losses = form.of_label(known, score, label_margin if per_class else margin) * weights
+            own, per_class = form.loss.margin, _is_per_class(form.loss.margin)
+            losses = form.of_label(received.known, score, margin if per_class else own) * weights
+        ignored = labels == options.ignore_index
         losses, weights = losses.masked_fill(ignored, 0.0), weights.masked_fill(ignored, 0.0)
     return losses.masked_fill(wrong, nan), weights.sum()
 
 
-def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
-    """Labels among the classes of this rank, −1 for those of other ranks and ignored ones."""
-    here = labels - shards.start
-    return here.masked_fill(ignored | (here < 0) | (here >= shards.size), -1)
+def _labels_and_chances(targets: Target, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+    """Labels, (R, m), and their chances, None if they are certain.
 
-
-def values_of(values: float | Tensor | None, labels: Tensor) -> Tensor:
-    """The values of labels, (R, m), 0 for the label −1 and where there is no value per class."""
-    if not isinstance(values, Tensor) or values.dim() == 0:
-        return torch.zeros_like(labels)
-    return F.pad(values, (0, 1))[labels]
-
-
-def wrong_labels(
-    of_ranks: Tensor, labels: Tensor, ignore_index: int, shards: ClassShards
-) -> Tensor:
-    """Rows whose labels differ between ranks, (W, R, m), or that no rank owns, (R, 1).
-
-    An error where values may be read.
+    There are none, (R, 0), where the chances are those of all classes.
     """
-    different = (of_ranks != of_ranks[:1]).any(0).any(1, keepdim=True)
-    if not can_read_values(labels):
-        nowhere = (labels < 0) | (labels >= shards.classes)
-        return different | (nowhere & (labels != ignore_index)).any(1, keepdim=True)
-    if different.any():
-        row = int(different.long().argmax())
-        given = of_ranks[:, row].long().squeeze(-1).tolist()
-        raise ValueError(
-            f"target must be the same on all ranks, got {given} in row {row}: every rank needs "
-            f"the same samples"
-        )
-    labels_in_range(labels, shards.classes, ignore_index)
-    return different
+    if isinstance(targets, SparseTarget):
+        padded = without_padding(targets, ignore_index)
+        labels, chances = (F.pad(each, (0, not each.shape[1])) for each in padded)
+        return labels, working(chances)
+    if targets.is_floating_point():
+        return targets.new_empty(len(targets), 0, dtype=torch.long), working(targets)
+    return targets, None
+
+
+def _is_per_class(margin: float | Tensor) -> bool:
+    return isinstance(margin, Tensor) and margin.dim() > 0
 
 
 def _expected(

@@ -82,9 +82,9 @@ class ShardedLoss(Protocol):
 def sharded_form(loss: RowLoss, rank: int) -> ShardedLoss:
     """The form of a loss for ranks that have slices of the classes."""
     if isinstance(loss, (SmoothHinge, ListMixture)):
-        return Lists(loss)
+        return ShardedLists(loss)
     if isinstance(loss, NoisedHinge):
-        return Noised(loss, _seed(loss.generator) + rank)
+        return ShardedNoised(loss, _seed(loss.generator) + rank)
     raise NotImplementedError(
         f"{type(loss).__name__} is not implemented for classes that are split over ranks; the "
         f"smooth loss, top-k cross-entropy and the sampled noised loss are. Gather the logits "
@@ -99,7 +99,7 @@ def _seed(generator: torch.Generator | None) -> int:
 
 
 @dataclass(frozen=True)
-class Lists:
+class ShardedLists:
     """Losses of gaps of lists: the states of rows with as many heads as the longest list.
 
     For every label, one head more.
@@ -146,7 +146,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Noised:
+class ShardedNoised:
     """The sampled noised hinge: the k + 1 largest scores under each noise vector.
 
     Noise that is not given is drawn by each rank for its own classes, from a seed of its own.

@@ -16,7 +16,7 @@ from topklass._checks import (
     every_class_counts,
 )
 from topklass._lists import Lists
-from topklass._targets import SparseTarget, Target
+from topklass._targets import Target
 from topklass.dispatch import find_kernel
 from topklass.functional._contract import (
     RowLoss,
@@ -115,8 +115,7 @@ class SmoothHinge(RowLoss):
         """By a kernel for all labels or for one after another, or by the reference."""
         columns, each = torch.split(labels, 1, 1), Options(reduction="none")
         if len(columns) > 1:
-            unweighted = SparseTarget(labels, labels)  # weights do not matter here
-            kernel = self.find_kernel_of_few(scores, unweighted, each)
+            kernel = self.find_kernel_of_few(scores, labels, each)
             if kernel is not None:
                 return losses_of_labels(kernel, self, scores, labels)
         if self.find_kernel(scores, columns[0], each) is None:
@@ -132,7 +131,7 @@ class SmoothHinge(RowLoss):
         name = f"smooth_topk_loss{every}"
         return find_kernel(name, scores, self.k, targets, options, margin=self.margin)
 
-    def find_kernel_of_few(self, scores: Tensor, target: SparseTarget, options: Options) -> Any:
+    def find_kernel_of_few(self, scores: Tensor, target: Target, options: Options) -> Any:
         return find_kernel(
             "smooth_topk_loss_of_few_classes",
             scores,

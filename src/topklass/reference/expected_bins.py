@@ -137,7 +137,7 @@ def integral(
     happen = 1 - do_not
     do_not[:k].mul_(scale)
     happen[k:].div_(scale)
-    tail = newton(sums)
+    tail = newton_scaled(sums)
     counts, before = tail, []
     for p, q in zip(happen, do_not, strict=True):
         before.append(counts)
@@ -154,7 +154,7 @@ def integral(
         others -= (slopes[1:] * before[i][:-1]).sum(0)
         torch.sum(others.mul_(density[i]), 1, out=of_heads[i])
         slopes = times(slopes, do_not[i], happen[i], up=False)
-    return shift, of_heads, newton_backward(tail, slopes * -fixed.weights)
+    return shift, of_heads, newton_scaled_backward(tail, slopes * -fixed.weights)
 
 
 def times(polynomial: Tensor, constant: Tensor, linear: Tensor, up: bool = True) -> Tensor:
@@ -165,7 +165,7 @@ def times(polynomial: Tensor, constant: Tensor, linear: Tensor, up: bool = True)
     return result
 
 
-def newton(sums: Tensor) -> Tensor:
+def newton_scaled(sums: Tensor) -> Tensor:
     """``exp(s_0)`` times the elementary symmetric polynomials of power sums s_1, …, (k, …)."""
     result = torch.empty_like(sums)
     torch.exp(sums[0], out=result[0])
@@ -176,7 +176,7 @@ def newton(sums: Tensor) -> Tensor:
     return result
 
 
-def newton_backward(polynomials: Tensor, slopes: Tensor) -> Tensor:
+def newton_scaled_backward(polynomials: Tensor, slopes: Tensor) -> Tensor:
     """Derivatives by the sums; that of polynomial j by s_i is ``(−1)^(i−1)/i`` times the j−i-th."""
     k = len(slopes)
     terms = [(slopes[i:] * polynomials[: k - i]).sum(0) for i in range(k)]

@@ -65,6 +65,7 @@ class _SmoothGap(torch.autograd.Function):
         ratio, slopes = constants(top, sums, k * tau, ctx.needs_input_grad[0])
         gap = (top[k - 1] - label.flatten()).div_(k).add_(ratio.log_(), alpha=tau)
         if ctx.needs_input_grad[0]:
+            slopes[k:-1].masked_fill_(top <= power_sums.lowest_score(scores), 0.0)  # absent
             ctx.save_for_backward(scores, labels, places, slopes, *rivals[2:], *tails)
             ctx.k, ctx.tau = k, tau
         return gap.view(labels.shape)
@@ -134,7 +135,7 @@ def _block_state(
     work = padded(scores, kept, working_dtype(scores.dtype)).scatter_(1, labels, -inf)
     top, places = largest(work, kept)
     top.clamp_(min=power_sums.lowest_score(work))
-    # An absent class may lie in the padding; the gradient of such a row is 0 anyway.
+    # An absent class may lie in the padding; it has no gradient.
     places.clamp_(max=scores.shape[1] - 1)
     work.scatter_(1, places, -inf)
     # exp((s − t) / temperature), in base 2: more than twice as fast

@@ -42,8 +42,8 @@ class ShardedHead:
         device: of this process.
     """
 
-    lengths: list[int]
-    """How many samples of the current batch each process has."""
+    _lengths: list[int]
+    """How many samples of the batch that the layer had last each process has."""
 
     def __init__(self, network: nn.Module, classes: int, device: torch.device) -> None:
         self.processes, self.rank = dist.get_world_size(), dist.get_rank()
@@ -56,6 +56,7 @@ class ShardedHead:
             part = nn.Parameter(self.part(whole.detach()).clone(), whole.requires_grad)
             setattr(head, name, part)
         head.out_features = len(self.bounds(self.rank))
+        self._lengths = [0] * self.processes
         head.register_forward_pre_hook(self._take_all_features)
         head.register_forward_hook(self._return_sharded)
         save = partial(self._save_whole)  # a method could not have the attribute that it gets
@@ -96,11 +97,17 @@ class ShardedHead:
         return result
 
     def targets(self, target: Target) -> Target:
-        """The targets of all processes, for the features that the layer had last."""
+        """The targets of all processes, for the batch that the network had last."""
+        rows = len(target if isinstance(target, Tensor) else target.indices)
+        if rows != self._lengths[self.rank]:
+            raise ValueError(
+                f"target must have a row for each of the {self._lengths[self.rank]} samples that "
+                f"the network had last, got {rows}: call the network on this batch first"
+            )
         if isinstance(target, Tensor):
-            return all_rows(target, self.lengths)
+            return all_rows(target, self._lengths)
         message = torch.cat([each.double() for each in target], 1)
-        indices, weights = all_rows(message, self.lengths).chunk(2, 1)
+        indices, weights = all_rows(message, self._lengths).chunk(2, 1)
         return SparseTarget(indices.to(target.indices.dtype), weights.to(target.weights.dtype))
 
     def loss(self, criterion: nn.Module, output: object, targets: Target) -> Tensor:
@@ -113,7 +120,7 @@ class ShardedHead:
         """Ranks of the labels of this process."""
         assert isinstance(output, DTensor)
         found = sharded_target_rank(output.to_local().detach(), first_labels(targets))
-        return torch.split(found, self.lengths)[self.rank]
+        return torch.split(found, self._lengths)[self.rank]
 
     def in_order(self, ranks: Tensor) -> Tensor:
         """Ranks of all samples, which processes take in turn."""
@@ -127,8 +134,8 @@ class ShardedHead:
         (features,) = inputs
         if features.requires_grad:  # DDP divides by the number of processes
             features.register_hook(lambda gradient: gradient * self.processes)  # type: ignore[no-untyped-call]
-        self.lengths = rows_of_processes(features)
-        return (copied(all_rows(features, self.lengths), None),)
+        self._lengths = rows_of_processes(features)
+        return (copied(all_rows(features, self._lengths), None),)
 
     def _return_sharded(self, head: nn.Module, inputs: object, logits: Tensor) -> Tensor:
         shape = torch.Size((len(logits), self.classes))

@@ -199,11 +199,13 @@ def gradient_kernel(
 ):
     """The gradient of a tile of scores, scaled by the outgoing one."""
     ALIGNED: tl.constexpr = TILE.aligned
+    ROWS: tl.constexpr = TILE.rows
+    BLOCK: tl.constexpr = TILE.block
     rate, bins = tl.cast(rate, tl.float32), tl.cast(bins, tl.float32)
-    row = tl.program_id(0).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    begin = tl.program_id(1) * TILE.block
-    column = begin + tl.arange(0, TILE.block)[None, :]
+    begin = tl.program_id(1) * BLOCK
+    column = begin + tl.arange(0, BLOCK)[None, :]
     columns, stride = multiple(columns, ALIGNED), multiple(stride, ALIGNED)
     there = inside[:, None] & (column < columns)
 
@@ -218,7 +220,7 @@ def gradient_kernel(
     line = problem.scores + row[:, None] * tl.cast(stride, tl.int64)
     x = tl.load(line + column, there, float("-inf")).to(tl.float32)
     number, place, near = bin_of(x, center, least, rate, bins)
-    share = tl.zeros((TILE.rows, TILE.block), tl.float32)
+    share = tl.zeros((ROWS, BLOCK), tl.float32)
     if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
         at = constants.of_moments + row[:, None] * TERMS * BINS + number
         for back in tl.static_range(1, TERMS):
@@ -236,5 +238,5 @@ def gradient_kernel(
     out = gradient + row[:, None] * tl.cast(columns, tl.int64)
     tl.store(out + column, share * scale, there)
     tl.debug_barrier()
-    here = (which >= begin) & (which < begin + TILE.block)
+    here = (which >= begin) & (which < begin + BLOCK)
     tl.store(out + which, of_head * scale, here)

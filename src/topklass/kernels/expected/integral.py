@@ -172,7 +172,18 @@ def others_of(memory, does_not, happens, k, kept, NODES: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=("rows", "columns", "stride", "k", "kept", "count", "ignore_index"))
+@triton.jit(
+    do_not_specialize=(
+        "rows",
+        "columns",
+        "stride",
+        "k",
+        "kept",
+        "count",
+        "ignore_index",
+        "rows_before",
+    )
+)
 def integral_kernel(
     problem,
     known,
@@ -187,11 +198,13 @@ def integral_kernel(
     kept,
     count,
     ignore_index,
+    rows_before,
     TILE: tl.constexpr,
 ):
     """The expected k-th largest of every ``programs``-th row; with labels the loss.
 
-    The slope is 0 where the loss is or the row is ignored, and NaN in a row with NaN.
+    The slope is 0 where the loss is or the row is ignored, and NaN in a row with NaN. If there are
+    rows before, of earlier launches with as many programs, their losses are added.
     """
     NODES: tl.constexpr = TILE.nodes
     hinge = Hinge(
@@ -257,4 +270,8 @@ def integral_kernel(
                     tl.store(of_heads + i, 0.0)
         tl.debug_barrier()
     if problem.labels is not None and TILE.reduction != "none":
-        add_up(outputs, outputs.buffer + 1, all_losses, all_weights, TILE)
+        partials = outputs.buffer + 1
+        if rows_before > 0:
+            all_losses += tl.load(partials + 2 * program)
+            all_weights += tl.load(partials + 2 * program + 1)
+        add_up(outputs, partials, all_losses, all_weights, TILE)

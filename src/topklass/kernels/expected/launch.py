@@ -2,7 +2,8 @@
 
 The forward pass reads the scores twice, for the largest of each row and for the moments of its bins
 (``bins.py``). A product with fixed tables makes them sums at the nodes of an integral, which
-``integral.py`` takes. The backward pass reads the scores once more and writes their gradient.
+``integral.py`` takes. All this is done for some rows after others, so that memory is bounded. The
+backward pass reads the scores once more and writes their gradient.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +52,8 @@ from topklass.reference.power_sums import kept_out
 
 MOST_PROGRAMS = 2048
 MOST_BYTES = 2**27
-"""Of memory that all programs may need for their coefficients, unless one alone needs more."""
+"""Of memory for coefficients of programs, and for moments and sums of rows, unless 1 or 16 of them
+need more."""
 MOST_PIECES = 2048
 """Rows times the pieces of each, unless there are more rows."""
 WIDTH = expected_tables.WIDTH
@@ -118,37 +120,32 @@ def tables_for(scores: Tensor, k: int) -> DeviceTables:
     return device_tables(power_of_two(scores.shape[1]), k, scores.device)
 
 
-def new_saved(scores: Tensor, heads: Tensor, places: Tensor) -> Saved:
-    """The largest scores and their classes, and room for the rest."""
-    rows = scores.shape[0]
+def room_for_saved(scores: Tensor, k: int) -> Saved:
+    """Room for what the gradient needs."""
+    rows, columns = scores.shape
+    kept = kept_out(k, columns)
     return Saved(
-        heads,
-        places,
-        torch.empty_like(heads),
-        scores.new_empty(rows, STATE, dtype=torch.float64),
+        scores.new_empty(rows, kept, dtype=torch.float32),
+        scores.new_empty(rows, kept, dtype=torch.int32),
+        scores.new_empty(rows, kept, dtype=torch.float32),
+        scores.new_empty(rows, STATE, dtype=torch.float32),
         scores.new_empty(rows, dtype=torch.float32),
         scores.new_empty(1 + 2 * MOST_PROGRAMS, dtype=torch.float64),
     )
 
 
-def room_for_saved(scores: Tensor, k: int) -> Saved:
-    """Room for what the gradient needs."""
-    shape = (scores.shape[0], kept_out(k, scores.shape[1]))
-    heads = scores.new_empty(shape, dtype=torch.float32)
-    return new_saved(scores, heads, scores.new_empty(shape, dtype=torch.int32))
-
-
-def read_rows(scores: Tensor, expected: Expected, bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest scores of rows and their classes, (R, H), and moments, (R, STATE), in float64."""
+def read_rows(scores: Tensor, saved: Saved, expected: Expected, bins: int) -> Tensor:
+    """Moments (R, STATE) of rows, in float64; leaves their largest scores, and classes of these."""
     rows, columns = scores.shape
-    kept = kept_out(expected.k, columns)
+    kept = saved.heads.shape[1]
     block = min(1024, max(32, power_of_two(columns)))
     count = -(-columns // block)
     piece = -(-count // max(1, min(count // 4, MOST_PIECES // rows, 32))) * block
     parts = -(-columns // piece)
     tile = Tile(kept, room_for_heads(kept), 1, block, alignment(scores), joined=parts == 1)
-    heads = scores.new_empty(rows, parts * kept, dtype=torch.float32)
-    places = scores.new_empty(rows, parts * kept, dtype=torch.int32)
+    heads, places = saved.heads, saved.places
+    if parts > 1:
+        heads, places = (t.new_empty(rows, parts * kept) for t in (heads, places))
     moments = scores.new_empty(rows, parts * STATE, dtype=torch.float64)
     rate = 1 / (WIDTH * expected.epsilon)
     numbers = (columns, scores.stride(0), piece, expected.k, rate, float(bins), tile)
@@ -156,10 +153,11 @@ def read_rows(scores: Tensor, expected: Expected, bins: int) -> tuple[Tensor, Te
     launch(heads_kernel, grid, 1, scores, scores, heads, places, moments, *numbers)
     if parts > 1:
         heads, order = heads.sort(1, descending=True)  # NaN first
-        heads, places = heads[:, :kept].contiguous(), places.gather(1, order[:, :kept])
-        launch(moments_kernel, grid, 1, scores, scores, heads, moments, *numbers)
+        saved.heads.copy_(heads[:, :kept])
+        saved.places.copy_(places.gather(1, order[:, :kept]))
+        launch(moments_kernel, grid, 1, scores, scores, saved.heads, moments, *numbers)
         moments = moments.view(rows, parts, STATE).sum(1)
-    return heads, places, moments
+    return moments
 
 
 def integrate(
@@ -174,36 +172,43 @@ def integrate(
     scores, k = problem.scores, expected.k
     rows, columns = scores.shape
     fixed = tables_for(scores, k)
-    heads, places, moments = read_rows(scores, expected, fixed.bins)
-    saved = new_saved(scores, heads, places)
-    result, sums = new_result(scores, reduction), moments @ fixed.sums
-    kept, nodes = heads.shape[1], len(fixed.nodes.t)
+    result, saved = new_result(scores, reduction), room_for_saved(scores, k)
+    kept, nodes = saved.heads.shape[1], len(fixed.nodes.t)
     width = max(64, power_of_two(nodes))
     size = (kept + 1 + 2 * k) * width
-    programs = max(1, min(rows, MOST_PROGRAMS, MOST_BYTES // (8 * size)))
+    chunk = max(16, MOST_BYTES // (8 * (STATE + k * nodes)) // 16 * 16)  # keeps rows aligned
+    programs = max(1, min(rows, chunk, MOST_PROGRAMS, MOST_BYTES // (8 * size)))
     memory = scores.new_empty(programs * size, dtype=torch.float64)
-    launch(
-        integral_kernel,
-        (programs,),
-        width // 32,
-        scores,
-        problem,
-        Rows(heads, sums, saved.of_heads, saved.slopes),
-        fixed.nodes,
-        Outputs(saved.buffer, counter, result),
-        Memory(*memory.split([programs * n * width for n in (kept + 1, k, k)])),
-        Numbers(expected.epsilon, expected.margin, expected.scale),
-        rows,
-        columns,
-        scores.stride(0),
-        k,
-        kept,
-        nodes,
-        int(ignore_index),
-        RowTile(width, differentiate, reduction),
-    )
-    if differentiate:
-        torch.mm(sums, fixed.sums.t(), out=saved.of_moments)
+    for first in range(0, rows, chunk):
+        some = slice(first, first + chunk)
+        part = Saved(*(t if t is saved.buffer else t[some] for t in saved))
+        whole = scores[some]
+        labels = None if problem.labels is None else problem.labels[some]
+        moments = read_rows(whole, part, expected, fixed.bins)
+        sums = moments @ fixed.sums
+        launch(
+            integral_kernel,
+            (programs,),
+            width // 32,
+            scores,
+            problem._replace(scores=whole, labels=labels),
+            Rows(part.heads, sums, part.of_heads, part.slopes),
+            fixed.nodes,
+            Outputs(saved.buffer, counter, result[some] if reduction == "none" else result),
+            Memory(*memory.split([programs * n * width for n in (kept + 1, k, k)])),
+            Numbers(expected.epsilon, expected.margin, expected.scale),
+            len(whole),
+            columns,
+            scores.stride(0),
+            k,
+            kept,
+            nodes,
+            int(ignore_index),
+            first,
+            RowTile(width, differentiate, reduction),
+        )
+        if differentiate:
+            part.of_moments.copy_(torch.mm(sums, fixed.sums.t(), out=moments))
     return result, saved
 
 

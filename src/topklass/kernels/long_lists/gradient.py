@@ -59,7 +59,8 @@ def long_list_gradient_kernel(
             d = p[None, :] * sine[:, None]
             size = 1 - 2 * (p * q)[None, :] * (1 - cosine)[:, None]
             total += tl.sum((a[:, None] * c + b[:, None] * d) / size, 0)
-        value = tl.where(column == scores.label, of_label, p * q * total / NODES)
+        of_rivals = tl.where(upper == 0, 0.0, p * q * total / NODES)
+        value = tl.where(column == scores.label, of_label, of_rivals)
         value = tl.where(of_label == 0, 0.0, value * scale)
         tl.debug_barrier()  # the gradient may be written over the scores
         tl.store(out + column, value, column < columns)

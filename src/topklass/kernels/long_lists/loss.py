@@ -14,7 +14,7 @@ classes but one at the end.
 
 The constants of a row are, in float64, real and imaginary parts of ``φ(θ_m) exp(−iθ_m (k−1))`` for
 m < M / 2 (the other half is conjugate), ρ in two parts, the slope of the label, and that over
-either chance.
+either chance; 0 over the first if there are fewer than k rivals, which then have no gradient.
 """
 
 from dataclasses import dataclass
@@ -229,12 +229,12 @@ def row_loss(row, k, constants, loss, of_label, TILE: tl.constexpr):
     certain = tl.where(score == float("-inf"), float("inf"), float("-inf"))
     gap = tl.where(enough | (spoilt > 0) | (score != score), gap, certain)
     value, slope = loss_and_slope(gap, loss.tau, k, counted, weight)
-    slope = tl.where(known | (gap != gap), slope, 0.0)
+    slope = tl.where(known | (gap != gap) | (gap == float("inf")), slope, 0.0)
     others = constants + 2 * TILE.nodes
     tl.store(others, pivot)
     tl.store(others + 1, rest)
     tl.store(others + 2, -slope)
-    tl.store(others + 3, slope / upper)
+    tl.store(others + 3, tl.where(known | (gap != gap), slope / upper, 0.0))
     tl.store(others + 4, slope / lower)
     return value, weight
 

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from topklass.kernels.smooth.row_state import Shape, as_score, no_heads, read_rows, take_heads
 
-LARGEST_K_UNROLLED = tl.constexpr(20)
+LARGEST_K_UNROLLED = tl.constexpr(24)
 
 
 class Numbers(NamedTuple):

@@ -38,6 +38,8 @@ NO_INDEX = -100
 """The ignored index where all labels are classes."""
 MOST_PIECES = 4096
 """Rows times the pieces of each, unless there are more rows."""
+LARGEST_K_OF_SEVERAL_ROWS = 20
+"""Beyond it, a thread has too few registers for the power sums of two rows."""
 WIDEST = 1024
 """Columns of a tile, which one warp reads: where many scores are kept, a short row at once."""
 
@@ -81,7 +83,7 @@ def plan(
             k, slots, rows, block, 0, aligned, parts, joined, reduction, kept=kept, labels=labels
         )
 
-    states = tile(max(1, 256 // block), block)
+    states = tile(max(1, 256 // block) if k <= LARGEST_K_OF_SEVERAL_ROWS else 1, block)
     tall = states.rows if joined else 1 if parts > 1 else max(1, 32 // slots)
     constants = tile(tall, block, power_of_two(parts), reduction)
     wide = min(1024, max(32, power_of_two(columns)))

@@ -31,6 +31,7 @@ def merge_parts(states, row, inside, parts, temperature, rate, TILE: tl.constexp
     K: tl.constexpr = TILE.k
     M: tl.constexpr = TILE.kept
     ENTRIES: tl.constexpr = TILE.entries
+    ROWS: tl.constexpr = TILE.rows
     SLOTS: tl.constexpr = TILE.slots
     entry = tl.arange(0, TILE.parts * SLOTS)[None, :]
     part = entry // SLOTS
@@ -41,9 +42,9 @@ def merge_parts(states, row, inside, parts, temperature, rate, TILE: tl.constexp
     classes = tl.load(state + ENTRIES + slot, there, -1.0)
     first = states + row * parts * TILE.size
     tl.debug_barrier()
-    x = keep_largest(x, classes, inside, first, TILE)
+    keep_largest(x, classes, inside, first, TILE)
     slots = tl.arange(0, SLOTS)[None, :]
-    _, _, threshold = load_heads(first, inside, TILE)
+    heads, _, threshold = load_heads(first, inside, TILE)
 
     # The sums of the pieces seen from the row's threshold.
     part = tl.arange(0, TILE.parts)[None, :]
@@ -51,17 +52,21 @@ def merge_parts(states, row, inside, parts, temperature, rate, TILE: tl.constexp
     state = states + (row[:, None] * parts + part) * TILE.size
     base = tl.load(state + 2 * ENTRIES + K, there, float("-inf"))
     fall = tl.exp((base - threshold[:, None]) / temperature)
-    sums = tl.zeros((TILE.rows, SLOTS), tl.float64)
+    sums = tl.zeros((ROWS, SLOTS), tl.float64)
     power = fall
     for i in tl.static_range(K):
         p = tl.load(state + 2 * ENTRIES + i, there, 0.0)
         sums = tl.where(slots == i, tl.sum(p * power, 1)[:, None], sums)
         power = power * fall
-    # What is kept of pieces and not of the row belongs to its tail.
-    u = relative(x, threshold[:, None], rate, 1)
+    # What is kept of pieces and not of the row belongs to its tail: the scores below its threshold,
+    # and some at it. Those that were read take fewer registers than those that were left over.
+    least = threshold[:, None]
+    u = tl.where(x < least, relative(x, least, rate, 1), 0.0)
+    ties = tl.sum((x == least).to(tl.int32), 1)
+    ties -= tl.sum((heads == as_key(least)).to(tl.int32), 1)
     powers = u
     for i in range(K):
-        sums += tl.where(slots == i, tl.sum(powers, 1)[:, None], 0.0)
+        sums += tl.where(slots == i, (tl.sum(powers, 1) + ties)[:, None], 0.0)
         powers = powers * u
     tl.debug_barrier()
     tl.store(first[:, None] + 2 * ENTRIES + slots, sums, inside[:, None] & (slots < K))
@@ -182,22 +187,24 @@ def finish_rows(problem, outputs, shape, states, row, inside, loss, rate, TILE: 
     M: tl.constexpr = TILE.kept
     LABELS: tl.constexpr = TILE.labels
     ENTRIES: tl.constexpr = TILE.entries
+    ROWS: tl.constexpr = TILE.rows
+    SLOTS: tl.constexpr = TILE.slots
     temperature = K * loss.tau
     line = problem.scores + row * shape.stride
     if TILE.parts > 1:
         merge_parts(states, row, inside, shape.parts, temperature, rate, TILE)
     constants = states + row * shape.parts * TILE.size
-    slots = tl.arange(0, TILE.slots)[None, :]
+    slots = tl.arange(0, SLOTS)[None, :]
     there = inside[:, None] & (slots < ENTRIES)
     score, rank, label = sort_entries(
         problem, line, constants, row, inside, shape.columns, loss, TILE
     )
     base = tl.load(constants + 2 * ENTRIES + K, inside, 0.0)
-    all_slopes = tl.zeros((TILE.rows, TILE.slots), tl.float64)
-    all_coefficients = tl.zeros((TILE.rows, TILE.slots), tl.float64)
-    value = tl.zeros((TILE.rows,), tl.float64)
-    total = tl.zeros((TILE.rows,), tl.float64)
-    alive = tl.zeros((TILE.rows,), tl.int32)
+    all_slopes = tl.zeros((ROWS, SLOTS), tl.float64)
+    all_coefficients = tl.zeros((ROWS, SLOTS), tl.float64)
+    value = tl.zeros((ROWS,), tl.float64)
+    total = tl.zeros((ROWS,), tl.float64)
+    alive = tl.zeros((ROWS,), tl.int32)
     for i in range(LABELS):
         class_ = tl.max(tl.where(slots == M + i, label, NO_CLASS - 1), 1)
         position_of_label = tl.max(tl.where(label == class_[:, None], rank, -1), 1)[:, None]

@@ -173,6 +173,7 @@ def read_rows(problem, shape, state, row, inside, columns, rate, ignore_index, T
     ENTRIES: tl.constexpr = TILE.entries
     SLOTS: tl.constexpr = TILE.slots
     BLOCK: tl.constexpr = TILE.block
+    ROWS: tl.constexpr = TILE.rows
     rate = tl.cast(rate, tl.float32)
     stride = multiple(shape.stride, TILE.aligned)
     line = problem.scores + row[:, None] * tl.cast(stride, tl.int64)
@@ -180,11 +181,11 @@ def read_rows(problem, shape, state, row, inside, columns, rate, ignore_index, T
     labels = load_labels(problem, row, inside, ignore_index, TILE)
     slots = tl.arange(0, SLOTS)[None, :]
     kept = inside[:, None] & (slots < M)
-    heads, places = no_heads(TILE.rows, M, SLOTS)
-    base = tl.full((TILE.rows,), LOWEST, tl.float32)
+    heads, places = no_heads(ROWS, M, SLOTS)
+    base = tl.full((ROWS,), LOWEST, tl.float32)
     sums = ()
     for _ in tl.static_range(K):
-        sums = sums + (tl.zeros((TILE.rows,), tl.float64),)
+        sums = sums + (tl.zeros((ROWS,), tl.float64),)
     for begin in range(start, end, BLOCK):
         x, classes = load_tile(line, labels, inside, (begin, end), TILE)
         if begin == start:
@@ -206,8 +207,10 @@ def store_sums(state, inside, sums, threshold, TILE: tl.constexpr):
     """Write power sums and threshold."""
     K: tl.constexpr = TILE.k
     ENTRIES: tl.constexpr = TILE.entries
-    slots = tl.arange(0, TILE.slots)[None, :]
-    all_sums = tl.zeros((TILE.rows, TILE.slots), tl.float64)
+    ROWS: tl.constexpr = TILE.rows
+    SLOTS: tl.constexpr = TILE.slots
+    slots = tl.arange(0, SLOTS)[None, :]
+    all_sums = tl.zeros((ROWS, SLOTS), tl.float64)
     for j in tl.static_range(K):
         all_sums = tl.where(slots == j, sums[j][:, None], all_sums)
     tl.store(state[:, None] + 2 * ENTRIES + slots, all_sums, inside[:, None] & (slots < K))

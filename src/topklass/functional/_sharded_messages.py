@@ -1,0 +1,94 @@
+"""The exchange of a sharded loss: what ranks tell each other of rows and labels, and its checks."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from topklass._checks import labels_in_range
+from topklass._collectives import ClassShards, gathered
+from topklass._transforms import can_read_values
+from topklass.functional._sharded_forms import Known, ShardedLoss
+
+
+class Received(NamedTuple):
+    """What all ranks have told each other."""
+
+    known: Known
+    """Of the rows."""
+    labels: Tensor
+    """As each rank has them, (W, R, m)."""
+    of_label: Tensor
+    """Score, margin and weight of a certain label, from the rank that has its class, (R, 3); for
+    other targets (R, 0)."""
+
+
+def exchange(
+    form: ShardedLoss,
+    scores: Tensor,
+    labels: Tensor,
+    here: Tensor,
+    certain: bool,
+    every: bool,
+    weight: Tensor | None,
+    shards: ClassShards,
+) -> Received:
+    """Tell all ranks about the rows in one message, and read theirs.
+
+    Args:
+        form: the loss.
+        scores: of this rank's classes, (R, n).
+        labels: (R, m).
+        here: those among this rank's classes, −1 for others.
+        certain: whether each row has one label, whose score is wanted.
+        every: whether losses of every class as the label are wanted.
+        weight: of these classes.
+        shards: the classes of all ranks.
+    """
+    nowhere = torch.full((len(scores), 1), -1, device=scores.device)
+    told = form.tell(scores, nowhere if every else here, every)
+    parts = [told.numbers, labels]
+    if certain:
+        parts += [told.label, values_of(form.loss.margin, here), values_of(weight, here)]
+    sent = torch.cat([each.to(told.numbers.dtype) for each in parts], 1)
+    received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
+    sizes = [told.numbers.shape[1], labels.shape[1], 3 * certain]
+    numbers, of_ranks, of_owner = torch.split(received, sizes, -1)
+    known = form.know(numbers, told.places, shards)
+    return Received(known, of_ranks, of_owner.sum(0))  # others told 0
+
+
+def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
+    """Labels among the classes of this rank, −1 for those of other ranks and ignored ones."""
+    here = labels - shards.start
+    return here.masked_fill(ignored | (here < 0) | (here >= shards.size), -1)
+
+
+def values_of(values: float | Tensor | None, labels: Tensor) -> Tensor:
+    """The values of labels, (R, m), 0 for the label −1 and where there is no value per class."""
+    if not isinstance(values, Tensor) or values.dim() == 0:
+        return torch.zeros_like(labels)
+    return F.pad(values, (0, 1))[labels]
+
+
+def wrong_labels(
+    of_ranks: Tensor, labels: Tensor, ignore_index: int, shards: ClassShards
+) -> Tensor:
+    """Rows whose labels differ between ranks, (W, R, m), or that no rank owns, (R, 1).
+
+    An error where values may be read.
+    """
+    different = (of_ranks != of_ranks[:1]).any(0).any(1, keepdim=True)
+    if not can_read_values(labels):
+        nowhere = (labels < 0) | (labels >= shards.classes)
+        return different | (nowhere & (labels != ignore_index)).any(1, keepdim=True)
+    if different.any():
+        row = int(different.long().argmax())
+        given = of_ranks[:, row].long().squeeze(-1).tolist()
+        raise ValueError(
+            f"target must be the same on all ranks, got {given} in row {row}: every rank needs "
+            f"the same samples"
+        )
+    labels_in_range(labels, shards.classes, ignore_index)
+    return different
