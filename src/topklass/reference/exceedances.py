@@ -121,7 +121,8 @@ def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     heights = rows - thresholds(rows, noise.k)
     above = exceedances(heights, noise)
     if not len(above.pair):
-        above = Hits(*(field.new_zeros(1) for field in above))
+        cell, pair, height = (field.new_zeros(1) for field in above)
+        above = Hits(cell, pair.add_(noise.samples), height)  # in no sample
     shape = len(rows), noise.samples + 1
     keys, order = by_pair_and_height(above, shape[0] * shape[1]).sort()
     sizes = torch.bincount(above.pair, minlength=shape[0] * shape[1])
@@ -132,8 +133,9 @@ def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     unsure = (key == lower).logical_or_(key == upper).view_as(kth).logical_or_(sizes < noise.k)
     found = _places_and_noise(above.take(order.index_select(0, kth.view(-1))), heights)
     places, z = (each.view_as(kth) for each in found)
-    if bool(unsure.any()):
-        row, sample = unsure.nonzero().unbind(1)
+    lines, step = unsure.nonzero(), max(1, BLOCK // rows.shape[1])
+    for start in range(0, len(lines), step):
+        row, sample = lines[start : start + step].unbind(1)
         first, last = (ends - sizes)[row, sample], ends[row, sample]
         entry = first.unsqueeze(1) + torch.arange(int((last - first).max()), device="cpu")
         line, which = (entry < last.unsqueeze(1)).nonzero().unbind(1)
@@ -187,7 +189,7 @@ def _bound(samples: int) -> tuple[float, float]:
     shift = 0.8 - least
     height = torch.linspace(least, OFTEN, 1_000, dtype=torch.float64, device="cpu")
     chance = -torch.expm1(samples * torch.log1p(-torch.special.ndtr(height)))
-    factor = float((256 * chance / (height + shift) ** 4).max()) if least < OFTEN else 0.0
+    factor = float((256 * chance / (height + shift) ** 4).max())
     return shift, (1.001 * max(factor, 256 / (OFTEN + shift) ** 4)) ** 0.25
 
 
