@@ -130,19 +130,25 @@ def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     kth = (ends - noise.k).clamp_min_(0)
     neighbours = (kth - 1).clamp_min_(0), kth, (kth + 1).clamp_max_(len(keys) - 1)
     lower, key, upper = (keys.index_select(0, each.view(-1)) for each in neighbours)
+    # Fewer than k exceed it, or equal digits do not tell which is the k-th.
     unsure = (key == lower).logical_or_(key == upper).view_as(kth).logical_or_(sizes < noise.k)
     found = _places_and_noise(above.take(order.index_select(0, kth.view(-1))), heights)
     places, z = (each.view_as(kth) for each in found)
     lines, step = unsure.nonzero(), max(1, BLOCK // rows.shape[1])
     for start in range(0, len(lines), step):
         row, sample = lines[start : start + step].unbind(1)
-        first, last = (ends - sizes)[row, sample], ends[row, sample]
-        entry = first.unsqueeze(1) + torch.arange(int((last - first).max()), device="cpu")
-        line, which = (entry < last.unsqueeze(1)).nonzero().unbind(1)
-        known = above.take(order.index_select(0, entry[line, which]))
+        line, which = _in_ranges((ends - sizes)[row, sample], ends[row, sample])
+        known = above.take(order.index_select(0, which))
         result = _with_all_noise(heights, row, line, known, noise)
         places[row, sample], z[row, sample] = result
     return places, z
+
+
+def _in_ranges(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of the range and the integer, for all integers from starts up to ends."""
+    integers = start.unsqueeze(1) + torch.arange(int((end - start).max()), device="cpu")
+    inside = integers < end.unsqueeze(1)
+    return inside.nonzero()[:, 0], integers[inside]
 
 
 def by_pair_and_height(hits: Hits, pairs: int) -> Tensor:
