@@ -90,10 +90,10 @@ def markdown(shown_table: Table) -> str:
     if len(missing) == len(rows):
         return "\n\n".join([*parts, NOT_RUN])
     parts.append(table(head, [row for row in rows if row not in missing]))
-    caption = [str(shown_table.caption)] if shown_table.caption else []
+    notes = [str(shown_table.caption)] if shown_table.caption else []
     if missing:
-        caption.append(f"Not run: {'; '.join(row[0] for row in missing)}.")
-    return "\n\n".join([*parts, " ".join(caption)])
+        notes.append(f"Not run: {'; '.join(row[0] for row in missing)}.")
+    return "\n\n".join([*parts, " ".join(notes)] if notes else parts)
 
 
 def cell(content: object) -> str:

@@ -98,6 +98,18 @@ def test_law_where_digits_do_not_tell(monkeypatch):
     assert_law(*cases()["spread"])
 
 
+def test_threshold_that_nothing_exceeds(monkeypatch):
+    """Classes without noise above it are not mistaken for some that have it; row by row."""
+    monkeypatch.setattr(exceedances, "thresholds", lambda rows, k: torch.full((len(rows), 1), 40.0))
+    monkeypatch.setattr(exceedances, "BLOCK", 1)
+    rows = torch.zeros(30, 50)
+    rows[:, 0] = -100
+    places, shifts = kth_noised(rows, Noise(1, 1.0, 2, seeded(0)))
+    assert (places > 0).all()
+    assert (shifts > 1).all()
+    assert (shifts < 5).all()
+
+
 def test_thresholds():
     """About as many noised scores exceed it as should, also where groups of classes stand."""
     for row, k, epsilon in (*cases().values(), (torch.randn(5_000), 6, 0.2)):

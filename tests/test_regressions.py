@@ -35,6 +35,37 @@ def test_absent_heads_in_the_padding_of_long_rows(k, extra):
             torch.testing.assert_close(scores.grad[:, : present + 1], few.grad)
 
 
+@pytest.mark.parametrize(
+    ("k", "dtype"), [(3, torch.float32), (20, torch.float64), (300, torch.float32)]
+)
+def test_absent_label_with_too_few_rivals(k, dtype):
+    """Its loss is infinite, and the gradient is the label's alone, by every algorithm."""
+    scores, target = torch.full((2, 400), -inf, dtype=dtype), torch.tensor([1, 2])
+    scores[1, 399] = 0.0
+
+    def loss(scores: torch.Tensor) -> torch.Tensor:
+        return smooth_topk_loss(scores, target, k, reduction="sum")
+
+    leaf = scores.clone().requires_grad_()
+    value = loss(leaf)
+    assert value == inf
+    expected = F.one_hot(target, 400).to(scores.dtype) / -k
+    torch.testing.assert_close(*torch.autograd.grad(value, leaf), expected)
+    torch.testing.assert_close(torch.func.grad(loss)(scores), expected)
+
+
+def test_masks_of_half_precision_are_present():
+    """The lowest number of float16 is a score like others."""
+    scores = torch.full((1, 8), torch.finfo(torch.float16).min, dtype=torch.float16)
+    scores[0, 0] = 1.0
+    gradients = []
+    for each in (scores, scores.double()):
+        leaf = each.requires_grad_()
+        loss = smooth_topk_loss(leaf, torch.tensor([5]), 2)
+        gradients.append(torch.autograd.grad(loss, leaf)[0].double())
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=0)
+
+
 def test_gradient_of_probabilities_and_weights_that_are_0():
     scores, labels = problem((3, 4))
     target = F.one_hot(labels, 4).double().requires_grad_()

@@ -31,8 +31,8 @@ def expected_topk(scores: Tensor, k: int, epsilon: float = 1.0, *, dim: int = -1
     numerically, within 1e-4·ε, and the gradient within 1e-4; derivatives of any order exist.
 
     Classes below the k largest go into bins of ε/2, of which only moments matter: time hardly
-    depends on the scores. On the CPU it is about 3 times that of :func:`noised_topk` with ten
-    samples at k = 6, and 20 to 30 times at k = 21. This holds for eager calls in single and half
+    depends on the scores. On the CPU it is 3 to 4 times that of :func:`noised_topk` with ten
+    samples at k = 6, and 8 to 27 times at k = 21. This holds for eager calls in single and half
     precision up to k = 64, on CUDA devices by kernels. All other calls (float64,
     ``torch.compile``, second derivatives, larger k) go over the classes within 15·ε of the k-th
     score at every node of the integral, which takes up to 60 times as long.

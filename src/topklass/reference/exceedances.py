@@ -121,7 +121,8 @@ def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     heights = rows - thresholds(rows, noise.k)
     above = exceedances(heights, noise)
     if not len(above.pair):
-        above = Hits(*(field.new_zeros(1) for field in above))
+        cell, pair, height = (field.new_zeros(1) for field in above)
+        above = Hits(cell, pair.add_(noise.samples), height)  # in no sample
     shape = len(rows), noise.samples + 1
     keys, order = by_pair_and_height(above, shape[0] * shape[1]).sort()
     sizes = torch.bincount(above.pair, minlength=shape[0] * shape[1])
@@ -129,18 +130,25 @@ def _of_block(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     kth = (ends - noise.k).clamp_min_(0)
     neighbours = (kth - 1).clamp_min_(0), kth, (kth + 1).clamp_max_(len(keys) - 1)
     lower, key, upper = (keys.index_select(0, each.view(-1)) for each in neighbours)
+    # Fewer than k exceed it, or equal digits do not tell which is the k-th.
     unsure = (key == lower).logical_or_(key == upper).view_as(kth).logical_or_(sizes < noise.k)
     found = _places_and_noise(above.take(order.index_select(0, kth.view(-1))), heights)
     places, z = (each.view_as(kth) for each in found)
-    if bool(unsure.any()):
-        row, sample = unsure.nonzero().unbind(1)
-        first, last = (ends - sizes)[row, sample], ends[row, sample]
-        entry = first.unsqueeze(1) + torch.arange(int((last - first).max()), device="cpu")
-        line, which = (entry < last.unsqueeze(1)).nonzero().unbind(1)
-        known = above.take(order.index_select(0, entry[line, which]))
+    lines, step = unsure.nonzero(), max(1, BLOCK // rows.shape[1])
+    for start in range(0, len(lines), step):
+        row, sample = lines[start : start + step].unbind(1)
+        line, which = _in_ranges((ends - sizes)[row, sample], ends[row, sample])
+        known = above.take(order.index_select(0, which))
         result = _with_all_noise(heights, row, line, known, noise)
         places[row, sample], z[row, sample] = result
     return places, z
+
+
+def _in_ranges(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of the range and the integer, for all integers from starts up to ends."""
+    integers = start.unsqueeze(1) + torch.arange(int((end - start).max()), device="cpu")
+    inside = integers < end.unsqueeze(1)
+    return inside.nonzero()[:, 0], integers[inside]
 
 
 def by_pair_and_height(hits: Hits, pairs: int) -> Tensor:
@@ -187,7 +195,7 @@ def _bound(samples: int) -> tuple[float, float]:
     shift = 0.8 - least
     height = torch.linspace(least, OFTEN, 1_000, dtype=torch.float64, device="cpu")
     chance = -torch.expm1(samples * torch.log1p(-torch.special.ndtr(height)))
-    factor = float((256 * chance / (height + shift) ** 4).max()) if least < OFTEN else 0.0
+    factor = float((256 * chance / (height + shift) ** 4).max())
     return shift, (1.001 * max(factor, 256 / (OFTEN + shift) ** 4)) ** 0.25
 
 

@@ -65,7 +65,8 @@ class _SmoothGap(torch.autograd.Function):
         ratio, slopes = constants(top, sums, k * tau, ctx.needs_input_grad[0])
         gap = (top[k - 1] - label.flatten()).div_(k).add_(ratio.log_(), alpha=tau)
         if ctx.needs_input_grad[0]:
-            slopes[k:-1].masked_fill_(top <= power_sums.lowest_score(scores), 0.0)  # absent
+            absent = top <= power_sums.lowest_score(all_top)
+            slopes[k:-1].masked_fill_(absent, 0.0)
             ctx.save_for_backward(scores, labels, places, slopes, *rivals[2:], *tails)
             ctx.k, ctx.tau = k, tau
         return gap.view(labels.shape)

@@ -36,7 +36,7 @@ def smooth_gap(scores: Tensor, labels: Tensor, k: int, tau: float) -> Tensor:
     tilt = _tilt(x, k)
     count = first_coefficients(_trials(x, tilt), k + 1).masked_fill(absent, 1.0)
     change = (count[..., k:] / count[..., k - 1 : k]).log()
-    return _mask_certain((threshold - label) / k + tau * (tilt + change), label, absent)
+    return _mask_certain((threshold - label) / k + tau * (tilt + change), label, absent, k)
 
 
 def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
@@ -57,7 +57,7 @@ def smooth_gap_every_label(scores: Tensor, k: int, tau: float) -> Tensor:
         slopes = without.masked_fill(~used.unsqueeze(-1), 1.0)
         change = (slopes[..., 0] / slopes[..., 1]).log()
         gaps.append((threshold - scores) / k + tau * (tilt + change))
-    return _mask_certain(torch.where(leading, gaps[1], gaps[0]), scores, absent)
+    return _mask_certain(torch.where(leading, gaps[1], gaps[0]), scores, absent, k)
 
 
 def marginals(scores: Tensor, k: int) -> Tensor:
@@ -78,11 +78,11 @@ def _centred(scores: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor
     return (scores - threshold) / temperature, threshold, absent
 
 
-def _mask_certain(gap: Tensor, label: Tensor, absent: Tensor) -> Tensor:
-    """Where fewer than k rivals are present: −inf for a present label, +inf for an absent one."""
+def _mask_certain(gap: Tensor, label: Tensor, absent: Tensor, k: int) -> Tensor:
+    """Where fewer than k rivals are present: −inf for a present label, else −label/k, +inf."""
     present = absent & (label > -inf)
     missing = absent & (label == -inf)
-    return gap.masked_fill(present, -inf).masked_fill(missing, inf)
+    return torch.where(missing, -label / k, gap.masked_fill(present, -inf))
 
 
 @torch.no_grad()
