@@ -32,6 +32,18 @@ def to_bfloat16(x: Array) -> Array:
     return np.where(x != x, np.uint32(0x7FFF), rounded).astype(np.uint16)
 
 
+def rounded_to_odd(x: Array) -> Array:
+    """Numbers of float64 as float32, inexact ones with a last bit of 1: they may be rounded again.
+
+    Infinity is exact, and so is NaN.
+    """
+    y = x.astype(np.float32)
+    bits = y.view(np.uint32)
+    bits = np.where(np.abs(y) > np.abs(x), bits - np.uint32(1), bits)
+    inexact = (y != x) & (x == x)
+    return np.where(inexact, bits | np.uint32(1), bits).view(np.float32)
+
+
 def to_integer(x: Array, kind: type) -> Array:
     """Numbers without a fraction, clamped to the type; NaN is 0."""
     limits = np.iinfo(kind)
@@ -58,9 +70,9 @@ def conversion(modifiers: tuple[str, ...]) -> Callable[..., Array]:
         rest = conversion((*how, to, "f32")) if to != "f32" else lambda x: x
         return lambda x: rest(from_bfloat16(x))
     if to == "bf16":
-        if of != "f32":
+        if of not in ("f32", "f64"):
             raise NotImplementedError(f"cvt.{'.'.join(modifiers)}")
-        return to_bfloat16
+        return to_bfloat16 if of == "f32" else lambda x: to_bfloat16(rounded_to_odd(x))
     rounding = next((ROUNDING[h] for h in how if h in ROUNDING), None)
     real_from, real_to = of in DTYPES, to in DTYPES
     target = carrier(to)

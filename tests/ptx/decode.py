@@ -24,10 +24,14 @@ def decode(module: Module, threads: int) -> dict[str, Code]:
     for name, data in module.constants.items():
         symbols[name] = place
         place += -(-len(data) // 16) * 16
+    local = 0
     for function in module.functions.values():
-        decoder = Decoder(function, symbols | dict.fromkeys(function.local, 0), codes, threads)
+        for name, size in function.local.items():
+            symbols[name] = local
+            local += -(-size // 16) * 16
+    for function in module.functions.values():
+        decoder = Decoder(function, symbols, codes, threads)
         blocks = with_meetings([decoder.block(block) for block in function.blocks])
-        local = sum(function.local.values())
         codes[function.name] = Code(
             function.name, blocks, function.widths, function.parameters, function.results, local
         )

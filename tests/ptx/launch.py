@@ -82,6 +82,7 @@ class Emulator:
                     special,
                     memory,
                     shared,
+                    np.full((together, code.local), 0xA5, np.uint8),
                     clock,
                     published,
                     executed,

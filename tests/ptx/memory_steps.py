@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +52,7 @@ def load(decoder: Decoder, instruction: Instruction) -> Step:
     if space == "param":
         return _load_parameter(targets[0], source, kind)
     address = decoder.address(source)
-    local = _load_local(targets[0], address, width)
+    local = _load_local(targets, address, width)
     if space == "local":
         return local
 
@@ -84,7 +85,7 @@ def store(decoder: Decoder, instruction: Instruction) -> Step:
     if space == "param":
         return _store_parameter(target, values[0], width)
     address = decoder.address(target)
-    local = _store_local(address, values[0], width)
+    local = _store_local(address, values, width)
     if space == "local":
         return local
 
@@ -131,23 +132,26 @@ def _store_parameter(target: Address, value: object, width: int) -> Step:
     return step
 
 
-def _load_local(to: Register, address: object, width: int) -> Step:
+def _load_local(targets: Sequence[Register], address: object, width: int) -> Step:
     def step(t: Threads) -> None:
-        at = np.clip(address(t) % LOCAL, 0, t.frame.local.shape[1] - width)
-        data = np.take_along_axis(t.frame.local, at[:, None] + np.arange(width), 1)
-        t.write(to.index, data.view(UNSIGNED[width])[:, 0].astype(UNSIGNED[to.width]))
+        first = address(t) % LOCAL
+        for i, to in enumerate(targets):
+            at = np.clip(first + i * width, 0, t.local.shape[1] - width)
+            data = np.take_along_axis(t.local, at[:, None] + np.arange(width), 1)
+            t.write(to.index, data.view(UNSIGNED[width])[:, 0].astype(UNSIGNED[to.width]))
 
     return step
 
 
-def _store_local(address: object, value: object, width: int) -> Step:
+def _store_local(address: object, values: Sequence[object], width: int) -> Step:
     def step(t: Threads) -> None:
         active = t.active()
         at = address(t)[active] % LOCAL
-        if at.min() < 0 or at.max() + width > t.frame.local.shape[1]:
+        if at.min() < 0 or at.max() + len(values) * width > t.local.shape[1]:
             raise InvalidAccess("a store outside of a thread's local memory")
-        data = value(t).view(np.uint8).reshape(t.count, width)
-        t.frame.local[active[:, None], at[:, None] + np.arange(width)] = data[active]
+        for i, value in enumerate(values):
+            data = value(t).view(np.uint8).reshape(t.count, width)
+            t.local[active[:, None], at[:, None] + i * width + np.arange(width)] = data[active]
 
     return step
 

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .conversions import conversion, from_bfloat16
 from .floats import floating, larger, smaller
 from .integers import integer, with_carry
 from .launch import Emulator, Settings, emulated
@@ -132,6 +133,15 @@ def test_minimum_and_maximum():
     assert np.signbit(larger(numbers, others)).tolist()[1:3] == [False, False]
     propagated = floating(("max", "NaN", "f32"))(numbers, others)
     assert np.isnan(propagated).tolist() == [True, False, False, True]
+
+
+def test_float64_to_bfloat16():
+    """Rounded once: through float32, the first would be a tie, and rounded to 1."""
+    x = np.array([1 + 2**-8 + 2**-40, 1 + 2**-8, -1 - 3 * 2**-8 + 2**-40, 1e300, math.nan])
+    with np.errstate(over="ignore"):
+        found = from_bfloat16(conversion(("rn", "bf16", "f64"))(x))
+    expected = np.array([1 + 2**-7, 1, -1 - 2**-7, math.inf, math.nan], np.float32)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_integers():

@@ -23,12 +23,14 @@ TESTS = [
     "test_expected_kernel.py::test_random_scores[2-7-1-0.5]",
     "test_expected_kernel.py::test_ties[1]",
     "test_exact_loss_kernel.py::test_absent_classes_and_labels",
+    "test_exact_loss_kernel.py::test_chunks_of_rows[mean]",
     "test_noised_kernel.py::test_fewer_than_k_present",
     "test_noised_kernel.py::test_nan_of_one_row[mean]",
     "test_smooth_kernel_absence.py::test_fewer_than_k_rivals_present[8-3]",
     "test_class_chunks.py::test_a_target_that_is_no_class",
     "test_long_list_kernel.py::test_absent_classes_and_labels",
-    "test_operator_kernels.py::test_nan_stays_in_its_row",
+    "test_operator_kernels.py::test_nan_stays_in_its_row[9-log_esp]",
+    "test_operator_kernels.py::test_nan_stays_in_its_row[9-topk_marginals]",
 ]
 
 
@@ -36,7 +38,7 @@ def test_every_family():
     """In a process of its own: what the interpreter runs is collected in no other."""
     tests = [f"tests/interpreted/{test}" for test in TESTS]
     plugins = ["-p", "tests.ptx.plugin", "-p", "no:cacheprovider"]
-    options = ["-q", "-m", "not slow", "--ptx-capability=90", "--ptx-perturb=2"]
+    options = ["-q", "--ptx-capability=90", "--ptx-perturb=2"]
     command = [sys.executable, "-m", "pytest", *plugins, *options, *tests]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout[-5000:] + finished.stderr[-5000:]

@@ -44,7 +44,7 @@ class Code:
     parameters: list[tuple[str, int]]
     results: list[tuple[str, int]]
     local: int
-    """Bytes of memory of each thread."""
+    """Bytes of memory that each thread has of its own, for all functions of the module."""
 
 
 @dataclass
@@ -55,8 +55,6 @@ class Frame:
     registers: list[Array]
     parameters: dict[str, Array]
     """Their bytes, (threads, size)."""
-    local: Array
-    """Memory of each thread, (threads, size)."""
 
 
 class Deadlock(RuntimeError):
@@ -73,6 +71,8 @@ class Threads:
     """%ctaid.x and others."""
     global_memory: Memory
     shared: Memory
+    local: Array
+    """Memory of each thread, (threads, size); a function may be given a place in its caller's."""
     clock: Clock
     published: dict[int, Array]
     """What programs made known at addresses of atomic operations."""
@@ -105,9 +105,8 @@ class Threads:
         bits = np.full(self.count, 0xA5A5A5A5A5A5A5A5)
         garbage = {width: bits.astype(kind) for width, kind in UNSIGNED.items()}
         results = {name: np.zeros((self.count, size), np.uint8) for name, size in code.results}
-        local = np.full((self.count, code.local), 0xA5, np.uint8)
         registers = [garbage[width] for width in code.widths]
-        self.frame = Frame(code, registers, {**arguments, **results}, local)
+        self.frame = Frame(code, registers, {**arguments, **results})
         return self.frame
 
     def run(self) -> Iterator[str]:

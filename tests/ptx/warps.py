@@ -137,11 +137,18 @@ def _vote(decoder: Decoder, instruction: Instruction) -> Step:
 
 
 def _matrix(decoder: Decoder, instruction: Instruction) -> Step:
-    """Load or store eight rows of 16 bytes each; a thread has four bytes of one row."""
+    """Load or store eight rows of eight numbers of 16 bits; a thread has two of one row.
+
+    Of a transposed matrix, it has two of one column.
+    """
     loads = instruction.opcode[0] == "ldmatrix"
     registers, place = instruction.operands[:: 1 if loads else -1]
-    if "trans" in instruction.opcode or "m8n8" not in instruction.opcode:
+    if "m8n8" not in instruction.opcode:
         raise NotImplementedError(str(instruction))
+    outer, inner, part = LANES // 4, LANES % 4, np.dtype(np.uint32)
+    places = [(outer, 4 * inner)]
+    if "trans" in instruction.opcode:
+        places, part = [(2 * inner, 2 * outer), (2 * inner + 1, 2 * outer)], np.dtype(np.uint16)
     address = decoder.address(place)
     values = [decoder.getter(register, np.uint32) for register in registers]
 
@@ -150,10 +157,13 @@ def _matrix(decoder: Decoder, instruction: Instruction) -> Step:
             raise NotImplementedError(f"{instruction} of a part of the program")
         rows = address(t).reshape(-1, 32)
         for i, register in enumerate(registers):
-            at = (rows[:, 8 * i + LANES // 4] + LANES % 4 * 4).ravel()
+            at = [(rows[:, 8 * i + row] + column).ravel() for row, column in places]
             if loads:
-                t.write(register.index, t.shared.load(at, 4, t.numbers, t.clock))
+                parts = [t.shared.load(one, part.itemsize, t.numbers, t.clock) for one in at]
+                t.write(register.index, np.stack(parts, 1).view(np.uint32)[:, 0])
             else:
-                t.shared.store(at, values[i](t), t.numbers, t.clock)
+                parts = values[i](t).view(part).reshape(t.count, -1).T
+                for one, value in zip(at, parts, strict=True):
+                    t.shared.store(one, value, t.numbers, t.clock)
 
     return step

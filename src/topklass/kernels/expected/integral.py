@@ -274,4 +274,5 @@ def integral_kernel(
         if rows_before > 0:
             all_losses += tl.load(partials + 2 * program)
             all_weights += tl.load(partials + 2 * program + 1)
+            tl.debug_barrier()
         add_up(outputs, partials, all_losses, all_weights, TILE)
