@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .floats import DTYPES, larger, smaller
 from .integers import UNSIGNED, dtype_of
-from .memory import InvalidAccess
+from .memory import InvalidAccess, Memory
 from .parse import Address, Instruction, Register
 from .threads import Step, Threads
 
@@ -45,39 +45,28 @@ def _check_alignment(addresses: Array, size: int, instruction: Instruction) -> N
 
 def load(decoder: Decoder, instruction: Instruction) -> Step:
     """``ld.global.v2.b32 {a, b}, [address]``."""
-    space, count, kind = _shape(instruction)
+    space, _, kind = _shape(instruction)
     to, source = instruction.operands
     targets = to if isinstance(to, tuple) else (to,)
     width = int(kind[1:]) // 8
     if space == "param":
         return _load_parameter(targets[0], source, kind)
     address = decoder.address(source)
-    local = _load_local(targets, address, width)
-    if space == "local":
-        return local
 
-    def step(t: Threads) -> None:
-        active = t.active()
-        addresses = address(t)[active]
-        if not space and addresses[0] >= LOCAL:
-            local(t)
-            return
-        memory = t.shared if space == "shared" else t.global_memory
-        _check_alignment(addresses, width * count, instruction)
-        if space != "shared":
-            t.bytes["loaded"] += addresses.size * width * count
+    def read(t: Threads, memory: Memory, active: Array, addresses: Array) -> None:
         for i, register in enumerate(targets):
             some = memory.load(addresses + i * width, width, t.numbers[active], t.clock)
             values = np.zeros(t.count, some.dtype)
             values[active] = some
             t.write(register.index, _widened(values, kind, register))
 
-    return step
+    local = _load_local(targets, address, width)
+    return _access(instruction, address, local, read, "loaded")
 
 
 def store(decoder: Decoder, instruction: Instruction) -> Step:
     """``st.global.v2.b32 [address], {a, b}``."""
-    space, count, kind = _shape(instruction)
+    space, _, kind = _shape(instruction)
     target, source = instruction.operands
     sources = source if isinstance(source, tuple) else (source,)
     width = int(kind[1:]) // 8
@@ -85,7 +74,25 @@ def store(decoder: Decoder, instruction: Instruction) -> Step:
     if space == "param":
         return _store_parameter(target, values[0], width)
     address = decoder.address(target)
+
+    def write(t: Threads, memory: Memory, active: Array, addresses: Array) -> None:
+        for i, value in enumerate(values):
+            memory.store(addresses + i * width, value(t)[active], t.numbers[active], t.clock)
+
     local = _store_local(address, values, width)
+    return _access(instruction, address, local, write, "stored")
+
+
+def _access(
+    instruction: Instruction,
+    address: Callable[[Threads], Array],
+    local: Step,
+    access: Callable[[Threads, Memory, Array, Array], None],
+    counted: str,
+) -> Step:
+    """A load or store where its addresses lie; those without a space may be local."""
+    space, count, kind = _shape(instruction)
+    size = count * int(kind[1:]) // 8
     if space == "local":
         return local
 
@@ -95,12 +102,10 @@ def store(decoder: Decoder, instruction: Instruction) -> Step:
         if not space and addresses[0] >= LOCAL:
             local(t)
             return
-        memory = t.shared if space == "shared" else t.global_memory
-        _check_alignment(addresses, width * count, instruction)
+        _check_alignment(addresses, size, instruction)
         if space != "shared":
-            t.bytes["stored"] += addresses.size * width * count
-        for i, value in enumerate(values):
-            memory.store(addresses + i * width, value(t)[active], t.numbers[active], t.clock)
+            t.bytes[counted] += addresses.size * size
+        access(t, t.shared if space == "shared" else t.global_memory, active, addresses)
 
     return step
 
