@@ -66,9 +66,8 @@ def assert_law(row: Tensor, k: int, epsilon: float, seed: int = 0) -> None:
     assert counts[~likely].sum() <= 2 * expected[~likely].sum() + 10
     assert abs(values.mean(1).var() / values.var() * SAMPLES - 1) < 4 * sqrt(2 / ROWS)
 
-    other_places, other_shifts = noised._one_after_another(
-        rows, k, epsilon, SAMPLES, None, seeded(seed + 1)
-    )
+    noise = Noise(k, epsilon, SAMPLES, seeded(seed + 1))
+    other_places, other_shifts = noised._one_after_another(rows, noise)
     others = rows.gather(1, other_places) + other_shifts
     grid = others.flatten().quantile(torch.linspace(0.1, 0.9, 9, dtype=row.dtype))
     below = (values.flatten() <= grid[:, None]).double().mean(1)

@@ -28,6 +28,7 @@ from topklass.functional._contract import (
 from topklass.functional.hinge import CalibratedTopKHinge, hinge
 from topklass.operators.expected import expected_topk
 from topklass.operators.noised import noise_rows, noised_topk_of_rows
+from topklass.reference.exceedances import Noise
 from topklass.reference.noised import noised_topk_and_labels
 
 
@@ -127,11 +128,11 @@ class NoisedHinge(RowLoss):
 
     def rows(self, scores: Tensor, labels: Tensor | None) -> Tensor:
         scores = working(scores)
-        draws = self.k + 1, self.epsilon, self.samples, self.noise, self.generator
+        noise = Noise(self.k + 1, self.epsilon, self.samples, self.generator, self.noise)
         if labels is not None and can_read_values(scores):
-            rival, label = noised_topk_and_labels(scores, labels, *draws)
+            rival, label = noised_topk_and_labels(scores, labels, noise)
         else:
-            rival, label = noised_topk_of_rows(scores, *draws), of_label(scores, labels)
+            rival, label = noised_topk_of_rows(scores, noise), of_label(scores, labels)
         losses = hinge(margin_of_label(self.margin, labels), rival.unsqueeze(1), label)
         return losses if self.scale == 1 else self.scale * losses
 

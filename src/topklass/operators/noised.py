@@ -9,6 +9,7 @@ from topklass._checks import check_count, check_number, check_scores_and_k, inde
 from topklass._transforms import needs_plain_backward
 from topklass.dispatch import find_kernel
 from topklass.reference import noised
+from topklass.reference.exceedances import Noise
 from topklass.reference.power_sums import working_dtype
 
 
@@ -67,23 +68,17 @@ def noised_topk(
     if noise is not None:
         noise = noise_rows(noise, scores, dim)
         samples = noise.shape[-1]
-    result = noised_topk_of_rows(rows, k, epsilon, samples, noise, generator)
+    result = noised_topk_of_rows(rows, Noise(k, epsilon, samples, generator, noise))
     return result.reshape(index_shape(scores, dim)).to(scores.dtype)
 
 
-def noised_topk_of_rows(
-    rows: Tensor,
-    k: int,
-    epsilon: float,
-    samples: int,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-) -> Tensor:
+def noised_topk_of_rows(rows: Tensor, noise: Noise) -> Tensor:
     """The same of (R, n) scores to (R), without checks."""
-    kernel = find_kernel("noised_topk", rows, k, samples=samples, noise=noise)
+    k, epsilon, samples, generator, given = noise
+    kernel = find_kernel("noised_topk", rows, k, samples=samples, noise=given)
     if kernel is None:
         wide = rows.to(working_dtype(rows.dtype))
-        return noised.noised_topk(wide, k, epsilon, samples, noise, generator)
+        return noised.noised_topk(wide, noise)
     result: Tensor = _KernelNoisedTopK.apply(rows, kernel, k, epsilon, samples, generator)
     return result
 

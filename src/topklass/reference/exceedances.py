@@ -40,6 +40,8 @@ class Noise(NamedTuple):
     epsilon: float
     samples: int
     generator: torch.Generator | None
+    given: Tensor | None = None
+    """Noise vectors that are given, not drawn, (R, n, B)."""
 
     def uniform(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Random numbers from 0 to 1."""

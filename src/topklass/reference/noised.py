@@ -19,21 +19,14 @@ TOGETHER = 2**16
 """Noised scores that are made at once where rows are short."""
 
 
-def noised_topk(
-    scores: Tensor,
-    k: int,
-    epsilon: float,
-    samples: int,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-) -> Tensor:
+def noised_topk(scores: Tensor, noise: Noise) -> Tensor:
     """The k-th largest of ``scores + ε·noise``, averaged over noise vectors, (R, n) to (R).
 
     Noise that is drawn needs no tensor much larger than the scores. Where values may be read, long
     rows get noise above a threshold only.
     """
     scores = spread_nan(scores)
-    places, shifts = _choose(scores, k, epsilon, samples, noise, generator)
+    places, shifts = _choose(scores, noise)
     if is_eager(scores):
         result: Tensor = _MeanAndLabels.apply(scores, places, shifts)[0]
     elif is_traced():
@@ -43,71 +36,49 @@ def noised_topk(
     return result
 
 
-def noised_topk_and_labels(
-    scores: Tensor,
-    labels: Tensor,
-    k: int,
-    epsilon: float,
-    samples: int,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
+def noised_topk_and_labels(scores: Tensor, labels: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """The same and the labels' scores, (R) and (R, m), of an eager call: one gradient for both.
 
     A row with NaN must have nothing else.
     """
-    places, shifts = _choose(scores, k, epsilon, samples, noise, generator)
+    places, shifts = _choose(scores, noise)
     result: tuple[Tensor, Tensor] = _MeanAndLabels.apply(scores, places, shifts, labels)
     return result
 
 
-def _choose(
-    scores: Tensor,
-    k: int,
-    epsilon: float,
-    samples: int,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
+def _choose(scores: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """The class that is k-th largest in each sample, and its noise times ε, (R, B) each."""
-    if epsilon == 0 and noise is None:
-        samples = 1
+    if noise.epsilon == 0 and noise.given is None:
+        noise = noise._replace(samples=1)
     with torch.no_grad():
-        if noise is None and epsilon > 0 and _is_large(scores, k, samples):
-            return kth_noised(scores.detach(), Noise(k, epsilon, samples, generator))
-        return _one_after_another(scores, k, epsilon, samples, noise, generator)
+        if noise.given is None and noise.epsilon > 0 and _is_large(scores, noise):
+            return kth_noised(scores.detach(), noise)
+        return _one_after_another(scores, noise)
 
 
-def _is_large(scores: Tensor, k: int, samples: int) -> bool:
+def _is_large(scores: Tensor, noise: Noise) -> bool:
     """Whether noise for all classes costs more than finding those above a threshold."""
-    if not can_read_values(scores) or scores.numel() * samples <= TOGETHER:
+    if not can_read_values(scores) or scores.numel() * noise.samples <= TOGETHER:
         return False
-    return scores.shape[1] > 8 * enough(k)
+    return scores.shape[1] > 8 * enough(noise.k)
 
 
-def _one_after_another(
-    scores: Tensor,
-    k: int,
-    epsilon: float,
-    samples: int,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
+def _one_after_another(scores: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """The class that is k-th largest under each noise vector, and its noise times ε, (R, B) each.
 
     Where values may be read, short rows get several noise vectors at once.
     """
-    reads = noise is None and can_read_values(scores)
+    reads = noise.given is None and can_read_values(scores)
     step = max(1, TOGETHER // max(1, scores.numel())) if reads else 1
     chosen = []
-    for start in range(0, samples, step):
-        few = min(step, samples - start)
-        if noise is not None:
-            vectors = noise[..., start : start + few].mT
+    for start in range(0, noise.samples, step):
+        few = min(step, noise.samples - start)
+        if noise.given is not None:
+            vectors = noise.given[..., start : start + few].mT
         else:
-            vectors = _draw(scores, few, generator)
-        shift = epsilon * vectors.to(scores.dtype)
-        chosen.append((_kth_drawn if reads else _kth_given)(scores, k, shift))
+            vectors = _draw(scores, few, noise.generator)
+        shift = noise.epsilon * vectors.to(scores.dtype)
+        chosen.append((_kth_drawn if reads else _kth_given)(scores, noise.k, shift))
     if len(chosen) == 1:
         return chosen[0]
     places, shifts = zip(*chosen, strict=True)
