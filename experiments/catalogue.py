@@ -5,6 +5,7 @@ from experiments.experiment import Experiment
 from experiments.level_sets import LevelSets
 from experiments.plan import load_plan
 from experiments.review import Review
+from experiments.text_training import TextExperiment
 from experiments.training import TrainingExperiment
 
 BY_RECIPE = (
@@ -25,5 +26,6 @@ BY_RECIPE = (
 
 EXPERIMENTS: dict[str, Experiment] = {
     **{name: TrainingExperiment(load_plan(name)) for name in BY_RECIPE},
+    "which-loss-text": TextExperiment(load_plan("which-loss-text")),
     **{each.name: each for each in (LevelSets(), EpochTime(), Review(load_plan("review")))},
 }

@@ -36,7 +36,11 @@ def prepare_data(recipe: Recipe) -> Dataset:
         >>> [step["step"] for step in data.record["steps"]]
         ['superclass_noise']
     """
-    dataset = load(recipe.data, **recipe.data_options)
+    return harder(load(recipe.data, **recipe.data_options), recipe)
+
+
+def harder(dataset: Dataset, recipe: Recipe) -> Dataset:
+    """A data set with validation samples, fewer samples and label noise, as a recipe says."""
     classes = len(dataset.classes)
     if recipe.k >= classes:
         raise ValueError(f"k={recipe.k} must be less than the {classes} classes of {dataset.name}")

@@ -1,0 +1,192 @@
+"""Losses on texts: a network with one hidden layer, which trains in seconds on a CPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from experiments.experiment import Record, Request, device, record_path, save_record
+from experiments.grid import Planned
+from experiments.plan import DataNeeded
+from experiments.rows import short
+from experiments.texts import Vectors, made_up, read_queries
+from experiments.training import TrainingExperiment, key
+from topklass import CosineClassifier, DeferredReweighting
+from topklass._provenance import commit, versions
+from topklass.data import Dataset, Split, generator
+from topklass.functional import topk_accuracy
+from topklass.train.details import hardware
+from topklass.train.engine import LENGTHS
+from topklass.train.problem import harder
+from topklass.train.recipe import Recipe
+
+HIDDEN, DROPOUT = 512, 0.5
+
+
+class TextExperiment(TrainingExperiment):
+    """An experiment that trains all runs of a plan on texts, with AdamW and no checkpoints."""
+
+    def run(self, request: Request) -> Record:
+        """Train the runs that the record lacks; it is saved after each of them."""
+        data = request.data
+        if "data" in self.plan.presets[request.preset].settings:
+            if data is not None:
+                raise ValueError(f"the preset {request.preset} makes its own texts: no --data")
+        else:
+            check_texts(self.plan.data, data)
+        images = read(data)[1]
+        record = self.begin(request.preset, request.folder)
+        rows = {(row["method"], row["run"]): row for row in record["rows"]}
+        for row in rows.values():
+            if row["images"] != images:
+                path = record_path(request.folder, self.name, request.preset)
+                raise ValueError(
+                    f"{row['run']} of {path} was tested on other texts than those of {data}: "
+                    "choose another --folder, or the earlier data"
+                )
+        save_record(record, request.folder)
+        most = request.most
+        for search in (True, False):  # the latter need the learning rates of the former
+            planned = [run for run in self.fill(record, rows) if key(run) not in rows]
+            ready = [run for run in planned if run.search == search and not run.waits][:most]
+            most = None if most is None else most - len(ready)
+            for number, (run, row) in enumerate(train_runs(ready, data, request.at_once), 1):
+                for each in self.fill(record, rows):  # methods that come to the same
+                    if each.name == run.name:
+                        rows[key(each)] = {**row, **each.row}
+                self.fill(record, rows)
+                save_record(record, request.folder)
+                shares = [f"{100 * row['test']['micro'][k - 1]:.1f}" for k in (1, run.recipe.k)]
+                done = f"{number} of {len(ready)}"
+                request.say(f"{run.name}: {' / '.join(shares)} %  ({done}, {row['seconds']:.0f} s)")
+        return record
+
+
+def check_texts(needed: DataNeeded, data: Path | None) -> None:
+    """Require the data set of an experiment."""
+    if data is None:
+        raise ValueError(f"this needs --data PATH, the place of {needed.name}: get {needed.get}")
+    try:
+        found = len(read(data)[0].classes)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"this needs {needed.name}: get {needed.get}. But {error}") from error
+    if found != needed.classes:
+        raise ValueError(f"{needed.name} has {needed.classes} classes, {data} has {found}")
+
+
+@cache
+def read(data: Path | None) -> tuple[Dataset, str]:
+    """The texts of a folder; None for those that are made up."""
+    return made_up() if data is None else read_queries(data)
+
+
+def train_runs(
+    runs: list[Planned], data: Path | None, at_once: int
+) -> Iterator[tuple[Planned, Record]]:
+    """Runs and their rows, as they end."""
+    if at_once == 1:
+        yield from ((run, train_row(run, data)) for run in runs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, context, torch.set_num_threads, (1,)) as pool:
+        started = {pool.submit(train_row, run, data): run for run in runs}
+        try:
+            for ended in as_completed(started):
+                yield started[ended], ended.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def train_row(run: Planned, data: Path | None) -> Record:
+    """Train a run; the row of the record is that of :func:`experiments.rows.row_of`."""
+    start, (texts, images) = time.perf_counter(), read(data)
+    recipe, dataset = run.recipe, harder(texts, run.recipe)
+    held = cast("Split", dataset.validation)
+    validation: list[float] = []
+    test: dict[int, dict[str, list[float]]] = {}
+
+    def after_epoch(network: nn.Module) -> None:
+        validation.append(accuracies(network, held, [recipe.k], recipe.average)[0])
+        if len(validation) == recipe.epochs or validation[-1] > max(validation[:-1], default=-1):
+            averages = ("micro", "macro")
+            of_epoch = {each: accuracies(network, dataset.test, LENGTHS, each) for each in averages}
+            test[len(validation)] = of_epoch
+
+    network = train(recipe, dataset, after_epoch)
+    best = 1 + validation.index(max(validation))
+    lengths = list(dict.fromkeys((1, recipe.k)))
+    fitted = accuracies(network, dataset.train, lengths)
+    return {
+        **run.row,
+        "test": test[best],
+        "test_last": test[recipe.epochs],
+        "validation": {str(recipe.k): max(validation)},
+        "training": dict(zip(map(str, lengths), fitted, strict=True)),
+        "gradient": [],
+        "curves": {},
+        "classes": len(dataset.classes),
+        "epoch": best,
+        "epochs": recipe.epochs,
+        "seconds": round(time.perf_counter() - start, 1),
+        "hardware": hardware(device()),
+        "versions": versions(),
+        "commit": commit(),
+        "images": images,
+    }
+
+
+def train(
+    recipe: Recipe, dataset: Dataset, after_epoch: Callable[[nn.Module], object]
+) -> nn.Module:
+    """A trained network; ``after_epoch`` is called with it after each epoch, to test it."""
+    features, labels = vectors_of(dataset.train), dataset.train.labels
+    size = recipe.batch_size
+    torch.manual_seed(recipe.seed)
+    network = build(features.shape[1], len(dataset.classes), recipe.head)
+    criterion = recipe.criterion(dataset.counts)
+    rate, decay = recipe.learning_rate, recipe.weight_decay
+    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay)
+    steps = recipe.epochs * -(-len(labels) // size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
+    for epoch in range(recipe.epochs):
+        if isinstance(criterion, DeferredReweighting):
+            criterion.set_epoch(epoch)
+        network.train()
+        order = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
+        for batch in torch.split(order, size):
+            optimizer.zero_grad()
+            criterion(network(features[batch]), labels[batch]).backward()
+            optimizer.step()
+            schedule.step()
+        after_epoch(network.eval())
+    return network
+
+
+def build(features: int, classes: int, head: str) -> nn.Module:
+    """A network with one hidden layer and dropout."""
+    last = CosineClassifier if head == "cosine" else nn.Linear
+    return nn.Sequential(
+        nn.Linear(features, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), last(HIDDEN, classes)
+    )
+
+
+def vectors_of(split: Split) -> Tensor:
+    """The vectors of all texts of a split."""
+    return cast("Vectors", split.images).rows
+
+
+@torch.no_grad()
+def accuracies(
+    network: nn.Module, split: Split, lengths: Sequence[int], average: str = "micro"
+) -> list[float]:
+    """Accuracies of lists of these lengths."""
+    found = topk_accuracy(network(vectors_of(split)), split.labels, lengths, average)
+    return [short(share) for share in found.tolist()]
