@@ -18,6 +18,8 @@ from experiments.training import TrainingExperiment
 RECORDS = RESULTS / "reproduce"
 IMAGES = ROOT / "docs" / "images" / "reproduce"
 PRESETS = ("paper", "fast")
+CHOOSING = ("which-loss", "which-loss-text")
+"""Experiments whose tables stand on the page of evidence, too."""
 NOT_RUN = "Not run yet."
 
 
@@ -26,7 +28,8 @@ def tables() -> Iterator[tuple[str, str]]:
     yield "reproduce", overview()
     for name, experiment in EXPERIMENTS.items():
         yield f"reproduce-{name}", text(experiment)
-    yield from choosing()
+    for name in CHOOSING:
+        yield from choosing(EXPERIMENTS[name])
 
 
 def records(experiment: Experiment) -> list[Record]:
@@ -43,9 +46,8 @@ def overview() -> str:
     return table(("experiment", "what it repeats", "state"), rows)
 
 
-def choosing() -> Iterator[tuple[str, str]]:
-    """Which loss for which data: each table by its title, for pages that need some of them."""
-    experiment = EXPERIMENTS["which-loss"]
+def choosing(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Each table of an experiment by its title, for pages that need some of them."""
     path = record_path(RECORDS, experiment.name, "fast")
     if not path.exists():
         return
@@ -53,7 +55,7 @@ def choosing() -> Iterator[tuple[str, str]]:
     yield f"{experiment.name}: protocol", made_by(record)
     for shown in experiment.show(record):
         yield f"{experiment.name}: {shown.title}", markdown(shown)
-    for drawn in sorted(IMAGES.glob(f"{experiment.name}-*.svg")):
+    for drawn in sorted(IMAGES.glob(f"{experiment.name}-gains.svg")):
         yield f"{experiment.name}: figure", image(drawn)
 
 

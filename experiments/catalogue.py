@@ -26,6 +26,6 @@ BY_RECIPE = (
 
 EXPERIMENTS: dict[str, Experiment] = {
     **{name: TrainingExperiment(load_plan(name)) for name in BY_RECIPE},
-    "which-loss-text": TextExperiment(load_plan("which-loss-text")),
+    **{name: TextExperiment(load_plan(name)) for name in ("which-loss-text", "loss-search-text")},
     **{each.name: each for each in (LevelSets(), EpochTime(), Review(load_plan("review")))},
 }

@@ -110,30 +110,33 @@ def train_row(run: Planned, data: Path | None) -> Record:
     start, (texts, images) = time.perf_counter(), read(data)
     recipe, dataset = run.recipe, harder(texts, run.recipe)
     held = cast("Split", dataset.validation)
-    validation: list[float] = []
+    lengths = list(dict.fromkeys((1, recipe.k)))
+    validation: list[list[float]] = []
     test: dict[int, dict[str, list[float]]] = {}
 
     def after_epoch(network: nn.Module) -> None:
-        validation.append(accuracies(network, held, [recipe.k], recipe.average)[0])
-        if len(validation) == recipe.epochs or validation[-1] > max(validation[:-1], default=-1):
-            averages = ("micro", "macro")
-            of_epoch = {each: accuracies(network, dataset.test, LENGTHS, each) for each in averages}
-            test[len(validation)] = of_epoch
+        validation.append(accuracies(network, held, lengths, recipe.average))
+        chosen = [of_epoch[-1] for of_epoch in validation]
+        if len(chosen) == recipe.epochs or chosen[-1] > max(chosen[:-1], default=-1):
+            test[len(chosen)] = {
+                average: accuracies(network, dataset.test, LENGTHS, average)
+                for average in ("micro", "macro")
+            }
 
     network = train(recipe, dataset, after_epoch)
-    best = 1 + validation.index(max(validation))
-    lengths = list(dict.fromkeys((1, recipe.k)))
+    best = [max(values) for values in zip(*validation, strict=True)]
+    epoch = 1 + [of_epoch[-1] for of_epoch in validation].index(best[-1])
     fitted = accuracies(network, dataset.train, lengths)
     return {
         **run.row,
-        "test": test[best],
+        "test": test[epoch],
         "test_last": test[recipe.epochs],
-        "validation": {str(recipe.k): max(validation)},
+        "validation": dict(zip(map(str, lengths), best, strict=True)),
         "training": dict(zip(map(str, lengths), fitted, strict=True)),
         "gradient": [],
         "curves": {},
         "classes": len(dataset.classes),
-        "epoch": best,
+        "epoch": epoch,
         "epochs": recipe.epochs,
         "seconds": round(time.perf_counter() - start, 1),
         "hardware": hardware(device()),
