@@ -14,7 +14,7 @@ import topklass
 
 
 def train(accelerator, model, loader, optimizer):
-    criterion = topklass.SmoothTopKLoss(k=3)  # was: nn.CrossEntropyLoss()
+    criterion = topklass.ShortListLoss(k=3)  # was: nn.CrossEntropyLoss()
     for inputs, labels in loader:
         with accelerator.accumulate(model):
             accelerator.backward(criterion(model(inputs), labels))
@@ -29,7 +29,7 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
     model, optimizer, loader, test = accelerator.prepare(
         network,
-        torch.optim.SGD(network.parameters(), lr=0.3, momentum=0.9),
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9),
         DataLoader(samples(1200, seed=1), batch_size=16, shuffle=True),
         DataLoader(samples(600, seed=2), batch_size=100),
     )

@@ -17,7 +17,7 @@ from topklass.integrations import hf_loss
 
 
 def make_trainer(model, args, train_dataset):
-    criterion = topklass.SmoothTopKLoss(k=3)
+    criterion = topklass.ShortListLoss(k=3)
     loss = hf_loss(criterion)  # right with gradient accumulation, too
     return Trainer(model, args, train_dataset=train_dataset, compute_loss_func=loss)
     # --8<-- [end:loss]

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 # --8<-- [start:loss]
 import topklass
 
-criterion = topklass.SmoothTopKLoss(k=3)  # was: nn.CrossEntropyLoss()
+criterion = topklass.ShortListLoss(k=3)  # was: nn.CrossEntropyLoss()
 
 
 def train(model, loader, optimizer):
@@ -22,7 +22,7 @@ def train(model, loader, optimizer):
 def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(samples(1200, seed=1), batch_size=32, shuffle=True)
     for _ in range(3):
         train(model, loader, optimizer)

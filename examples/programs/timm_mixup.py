@@ -20,7 +20,7 @@ import topklass
 
 
 def train_one_epoch(model, loader, optimizer, mixup_fn):
-    train_loss_fn = topklass.SmoothTopKLoss(k=3)  # was: SoftTargetCrossEntropy()
+    train_loss_fn = topklass.ShortListLoss(k=3)  # was: SoftTargetCrossEntropy()
     for input, target in loader:
         input, target = mixup_fn(input, target)  # now class probabilities
         loss = train_loss_fn(model(input), target)
