@@ -61,7 +61,7 @@ wheel: $(DEV) ## build sdist and wheel, check both, try the wheel with PyTorch a
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tools/check_wheel.py dist
 
-demo: $(ANY) ## train three losses on ambiguous letters and write a report (DEMO_ARGS="--folder DIR")
+demo: $(ANY) ## train four losses on ambiguous letters and write a report (DEMO_ARGS="--folder DIR")
 	$(BIN)/topklass demo $(DEMO_ARGS)
 
 clean: ## remove environments, caches and builds

@@ -108,7 +108,7 @@ def test_command_says_how_to_go_on(recipe, tmp_path, monkeypatch, capsys):
 
 def test_runs_of_the_demo_differ_in_loss_and_seed_alone(tmp_path):
     real = demo.demo_runs(tmp_path)
-    assert len({(each.loss, each.seed) for each in real.values()}) == len(real) == 6
+    assert len({(each.loss, each.seed) for each in real.values()}) == len(real) == 8
     same = {"loss": "smooth", "seed": 0}
     assert len({repr(each.with_changes(same)) for each in real.values()}) == 1
 
@@ -127,4 +127,4 @@ def test_demo(tmp_path, monkeypatch, capsys):
     assert "top-5 gain" in output
     assert (folder / "report.html").exists()
     assert run(monkeypatch, "demo", "--folder", str(folder)) == 0
-    assert "3 of 3 runs are finished already" in capsys.readouterr().out
+    assert "4 of 4 runs are finished already" in capsys.readouterr().out

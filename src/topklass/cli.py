@@ -323,7 +323,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/demo"),
     at_once: Annotated[int, typer.Option(help="Runs that train at the same time.")] = 2,
 ) -> None:
-    """Compare three losses on characters with label noise; about five minutes on two cores."""
+    """Compare four losses on characters with label noise; about five minutes on two cores."""
     from topklass.train.demo import PROBLEM, demo_runs
     from topklass.train.several import train_all
     from topklass.train.trainer import Interrupted

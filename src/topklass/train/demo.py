@@ -1,4 +1,4 @@
-"""Three losses on letters whose labels are confused: what a top-k loss is for, in five minutes."""
+"""Four losses on letters whose labels are confused: what a top-k loss is for, in five minutes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from topklass.train.recipe import Recipe
 
-LOSSES = ("cross-entropy", "smooth", "noised")
+LOSSES = ("cross-entropy", "short-list", "smooth", "noised")
 SEEDS = (4, 5)
 
 PROBLEM = Recipe(
@@ -25,13 +25,14 @@ PROBLEM = Recipe(
     epochs=45,
     batch_size=128,
     border="edge",
-    learning_rate=0.4,
+    learning_rate=0.2,
 )
 """300 characters, ten images of each, 40 % of their labels resampled among look-alikes.
 
 Everything but the loss is the same for all; the losses have their default parameters. The problem
-was picked with other seeds and images, such that lists of five can go wrong, and the learning rate
-by the accuracy of cross-entropy, among 0.05, 0.1, 0.2 and 0.4.
+was picked with other seeds and images, such that lists of five can go wrong. The learning rate is
+that with the best top-1 accuracy of cross-entropy, among 0.1, 0.2, 0.4 and 0.8
+(``python -m experiments learning-rates``).
 """
 
 
