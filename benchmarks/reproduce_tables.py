@@ -10,9 +10,12 @@ from rich.table import Table
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.markdown import table
 from experiments.catalogue import EXPERIMENTS
+from experiments.cells import METHOD, Results
 from experiments.experiment import Experiment, Record, load_record, record_path
 from experiments.gains import NOT_RUN as ABSENT
-from experiments.protocol import made_by
+from experiments.gains import averaged
+from experiments.plan import CASE, load_plan
+from experiments.protocol import made_by, made_where
 from experiments.training import TrainingExperiment
 
 RECORDS = RESULTS / "reproduce"
@@ -20,6 +23,23 @@ IMAGES = ROOT / "docs" / "images" / "reproduce"
 PRESETS = ("paper", "fast")
 CHOOSING = ("which-loss", "which-loss-text")
 """Experiments whose tables stand on the page of evidence, too."""
+SHOWN = {
+    "cross-entropy": "cross-entropy",
+    "label smoothing": "with label smoothing",
+    "short list": "`ShortListLoss(k=5)`",
+}
+"""Methods of the README's table, and what they are called there."""
+TEXTS = {
+    "clean": "clean, 100 of each class",
+    "20 % of the texts": "clean, 20 of each class",
+    "5 % of the texts": "clean, 5 of each class",
+    "block noise 0.4": "32 % wrong, in blocks of five classes",
+    "block noise 0.8": "64 % wrong, in blocks of five classes",
+    "domain noise 0.4": "37 % wrong, within 15 classes of a domain",
+    "symmetric noise 0.4": "40 % wrong, among all classes",
+    "long tail 100": "long tail, 100 to 1 (mean over classes)",
+}
+"""The kinds of texts in the README's table."""
 NOT_RUN = "Not run yet."
 
 
@@ -30,6 +50,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield f"reproduce-{name}", text(experiment)
     for name in CHOOSING:
         yield from choosing(EXPERIMENTS[name])
+    if record_path(RECORDS, "which-loss-text", "fast").exists():
+        yield "short-list-texts", short_list()
 
 
 def records(experiment: Experiment) -> list[Record]:
@@ -57,6 +79,25 @@ def choosing(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield f"{experiment.name}: {shown.title}", markdown(shown)
     for drawn in sorted(IMAGES.glob(f"{experiment.name}-gains.svg")):
         yield f"{experiment.name}: figure", image(drawn)
+
+
+def short_list() -> str:
+    """Top-1 and top-5 accuracy of the recommended loss and of what it replaces, on all texts."""
+    plan = load_plan("which-loss-text")
+    record = load_record(record_path(RECORDS, plan.name, "fast"))
+    results, rows = Results(plan, record), []
+    for case in results.values(CASE, {}):
+        cells = []
+        for method in SHOWN:
+            where = {CASE: case, METHOD: method}
+            average = results.settings(results.rows(where)[0])["average"]
+            names = [averaged(f"test top-{k}", average) for k in (1, 5)]
+            found = [results.cell(where, name).ours for name in names]
+            cells.append(" / ".join(f"{each.mean:.1f}" for each in found if each))
+        rows.append((TEXTS[str(case)], *cells))
+    seeds = len({row["seed"] for row in record["rows"]})
+    caption = f"Top-1 / top-5 test accuracy in %, mean of {seeds} seeds ({made_where(record)[:-1]})."
+    return f"{table(('labels', *SHOWN.values()), rows)}\n\n{caption}"
 
 
 def state(record: Record) -> str:
