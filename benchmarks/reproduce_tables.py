@@ -96,7 +96,9 @@ def short_list() -> str:
             cells.append(" / ".join(f"{each.mean:.1f}" for each in found if each))
         rows.append((TEXTS[str(case)], *cells))
     seeds = len({row["seed"] for row in record["rows"]})
-    caption = f"Top-1 / top-5 test accuracy in %, mean of {seeds} seeds ({made_where(record)[:-1]})."
+    caption = (
+        f"Top-1 / top-5 test accuracy in %, mean of {seeds} seeds ({made_where(record)[:-1]})."
+    )
     return f"{table(('labels', *SHOWN.values()), rows)}\n\n{caption}"
 
 
