@@ -15,8 +15,8 @@ from experiments.style import WIDTH, headed
 from topklass.report.colours import COLOURS
 from topklass.report.svg import PAGE, QUIET
 
-HEIGHT, RATIOS = 6.6, (5, 2)
-"""Inches, and how axes and the legends below share them."""
+HEIGHT, LINE = 4.7, 0.21
+"""Inches of the axes, and of a line of the legends below."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 ROOM = 0.25
 """Share of an axis that is at least on either side of 0."""
@@ -40,8 +40,10 @@ def gains_figure(results: Results, part: Settings) -> Figure | None:
     }
     if not points:
         return None
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes, below = figure.subplots(2, height_ratios=RATIOS)
+    drawn = {each for point in points for each in point}
+    lines = 1 + max(len(drawn & {*methods}), len(drawn & {*cases}))
+    figure = Figure(figsize=(WIDTH, HEIGHT + LINE * lines), layout="constrained")
+    axes, below = figure.subplots(2, height_ratios=(HEIGHT, LINE * lines))
     colour, mark = colours(results.plan, methods), dict(zip(cases, cycle(MARKS), strict=False))
     for (case, method), (x, y) in points.items():
         axes.errorbar(
@@ -59,7 +61,6 @@ def gains_figure(results: Results, part: Settings) -> Figure | None:
         )
     _quadrants(axes, *(metric.partition(" ")[2] for metric in part["metrics"]))
     headed(figure, part["title"], f"preset {results.record['preset']}")
-    drawn = {each for point in points for each in point}
     losses = [_key(each, "o", colour[each]) for each in methods if each in drawn]
     data = [_key(each, mark[each], QUIET) for each in cases if each in drawn]
     below.axis("off")
