@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing import get_context, start_processes
 
 import topklass
@@ -20,9 +21,10 @@ from topklass.functional import target_rank
 from topklass.models.adapt import find_head
 from topklass.train import Recipe, evaluate, load_run, train
 from topklass.train.criterion import LOSSES
+from topklass.train.divided import divide, join_when_saved, local, rows_of
 from topklass.train.heads import FusedHead, Layer, PlainHead
-from topklass.train.sharded_head import ShardedClasses, ShardedHead, all_rows, check_can_split
-from topklass.train.sharding import strategy
+from topklass.train.sharded_head import ShardedHead, all_rows, check_can_split
+from topklass.train.sharding import Sharded, strategy
 from topklass.train.signature import build_network, signature_of
 
 pytestmark = [
@@ -30,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed"),
 ]
 get_context("forkserver").set_forkserver_preload(["topklass.train.sharded_head"])
+FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since PyTorch 2.7
 CLASSES, FEATURES = 7, 5
 RECIPE = Recipe(k=2, epochs=3, batch_size=24, pad=1, learning_rate=0.02)
 
@@ -105,16 +108,14 @@ def check(rank: int, ranks: int, folder: str) -> None:
     store, timeout = f"file://{folder}/store", timedelta(seconds=60)
     dist.init_process_group("gloo", store, timeout, rank=rank, world_size=ranks)
     torch.manual_seed(1)
-    counts = [3, 2]  # not as many samples for each
-    images = torch.randn(5, 4, dtype=torch.float64)
-    labels = torch.randint(CLASSES, (5,))
-    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    assert torch.equal(all_rows(labels[own], counts), labels)
+    images = torch.randn(6, 4, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (6,))
+    own = slice(3 * rank, 3 * rank + 3)
 
     whole, split = network(), network()
     state = {name: value.clone() for name, value in whole.state_dict().items()}
-    head = ShardedHead(split, CLASSES, torch.device("cpu"))
-    assert split[2].weight.shape == ((4, 3)[rank], FEATURES)
+    head = ShardedHead(split, CLASSES, init_device_mesh("cpu", (ranks,)))
+    assert split[2].weight.to_local().shape == ((4, 3)[rank], FEATURES)
     criterion = topklass.SmoothTopKLoss(2)
     sent: list[tuple[str, int]] = []
     with counted(sent):
@@ -124,27 +125,25 @@ def check(rank: int, ranks: int, folder: str) -> None:
         loss, expected = head.loss(criterion, output, targets), criterion(whole(images), labels)
         loss.backward()
     assert sent == [
-        ("gather", 8),  # the number of samples
-        ("gather", 3 * FEATURES * 8),  # of the largest share
+        ("gather", 3 * FEATURES * 8),
         ("gather", 3 * 8),
+        ("gather", 6 * 2 * 8),
+        ("reduce", 6 * 2 * 8),
         ("gather", 1024),
-        ("gather", 5 * 2 * 8),
-        ("reduce", 5 * 2 * 8),
-        ("gather", 1024),
-        ("gather", 5 * (2 * 2 + 4) * 8),
-        ("reduce", 5 * FEATURES * 8),
+        ("gather", 6 * (2 * 2 + 4) * 8),
+        ("reduce", 6 * FEATURES * 8),
     ]
     assert torch.equal(found, target_rank(whole(images), labels)[own])
     torch.testing.assert_close(loss, expected)
     expected.backward()
     for name in ("weight", "bias"):
-        part = head.part(getattr(whole[2], name).grad)
+        part = divide(getattr(whole[2], name).grad, head.mesh)
         torch.testing.assert_close(getattr(split[2], name).grad, part)
     for mine, theirs in zip(split[0].parameters(), whole[0].parameters(), strict=True):
         dist.all_reduce(mine.grad)
         torch.testing.assert_close(mine.grad / ranks, theirs.grad)  # as DDP averages
 
-    shares = torch.rand(5, 2, dtype=torch.float64)
+    shares = torch.rand(6, 2, dtype=torch.float64)
     few = topklass.SparseTarget(torch.stack([labels, labels.flip(0)], 1), shares)
     mine = head.targets(topklass.SparseTarget(*(each[own] for each in few)))
     assert all(map(torch.equal, mine, few))
@@ -158,18 +157,24 @@ def check(rank: int, ranks: int, folder: str) -> None:
         output = split(images[own].float())
         assert output.dtype == torch.bfloat16
         head.loss(criterion, output, head.targets(labels[own])).backward()
-    for mine, theirs in ((split[2], head.part(whole[2].weight.grad)), (split[0], None)):
-        if theirs is None:  # as DDP averages
-            dist.all_reduce(mine.weight.grad.div_(ranks))
-            theirs = whole[0].weight.grad
-        assert (mine.weight.grad - theirs).abs().max() < 0.02 * theirs.abs().max()
-    split.double()
+    dist.all_reduce(split[0].weight.grad.div_(ranks))  # as DDP averages
+    for mine, theirs in (
+        (split[2], divide(whole[2].weight.grad, head.mesh)),
+        (split[0], whole[0].weight.grad),
+    ):
+        difference = local(mine.weight.grad) - local(theirs)
+        assert difference.abs().max() < 0.02 * local(theirs).abs().max()
 
-    saved = split.state_dict()
+    other = network().eval()
+    head = head.with_network(other)
+    own = slice(4 * rank, 4 + 2 * rank)  # not as many samples for each
+    assert torch.equal(all_rows(labels[own], [4, 2]), labels)
+    found = head.ranks(other(images[own]), head.targets(labels[own]))
+    assert torch.equal(found, target_rank(whole(images), labels)[own])
+    join_when_saved(other)
+    saved = other.state_dict()
     if rank == 0:
         assert all(torch.equal(saved[name], value) for name, value in state.items())
-    split.load_state_dict({name: 2 * value for name, value in state.items()})
-    torch.testing.assert_close(split[2].weight, head.part(2 * state["2.weight"]))
     ranks_of_samples = torch.arange(5)[rank::ranks]
     assert head.in_order(ranks_of_samples).tolist() == [*range(5)]
 
@@ -179,9 +184,7 @@ def test_a_sharded_head(tmp_path):
 
 
 def test_which_classes_a_process_has():
-    head = ShardedHead.__new__(ShardedHead)
-    head.classes, head.processes = 5, 4
-    sizes = [len(head.bounds(rank)) for rank in range(4)]
+    sizes = [len(rows_of(rank, 4, 5)) for rank in range(4)]
     assert sizes == [len(part) for part in torch.arange(5).chunk(4)] + [0]
     check_can_split(network(), CLASSES, CLASSES)
     recipe = Recipe(k=2, batch_size=14, shard_classes=True, devices=7)
@@ -195,7 +198,7 @@ def test_which_classes_a_process_has():
         ({"shard_classes": True, "loss": "hinge"}, "works with the losses short-list, cross-entr"),
         ({"shard_classes": True, "loss": "noised", "samples": 0}, "needs sampled noise"),
         ({"shard_classes": True, "compile": True}, "that is not compiled: leave out compile"),
-        ({"shard_classes": True, "strategy": "fsdp"}, "needs strategy auto or ddp"),
+        ({"shard_classes": True, "strategy": "fsdp2"}, "needs strategy auto, ddp or fsdp"),
         ({"shard_classes": True, "precision": "16-mixed"}, "needs precision 32-true or bf16"),
         ({"shard_classes": True, "k": 33}, "needs k up to 32"),
         ({"shard_classes": True, "fused_head": True}, "exclude each other: leave one"),
@@ -223,7 +226,7 @@ def test_networks_without_a_linear_layer():
 def test_one_process_is_as_without(tmp_path):
     recipe = RECIPE.with_changes({"shard_classes": True, "epochs": 1})
     assert strategy(recipe) == "auto"
-    assert isinstance(strategy(recipe.with_changes({"devices": 2})), ShardedClasses)
+    assert isinstance(strategy(recipe.with_changes({"devices": 2})), Sharded)
     train(recipe, tmp_path / "sharded", dataset=toy())
     train(recipe.with_changes({"shard_classes": False}), tmp_path / "plain", dataset=toy())
     assert_same_weights(tmp_path / "plain", tmp_path / "sharded")
@@ -232,17 +235,23 @@ def test_one_process_is_as_without(tmp_path):
 SCRIPT = """
 import os, sys, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
-import pytest
+import pytest, torch
 import test_train_engine as t
 from contextlib import nullcontext
-from test_train_heads import CASES, RECIPE
+from test_train_heads import CASES, RECIPE, kinds
+from topklass.train import engine, sharding
 from topklass.train.processes import disconnect
 
+def build(*arguments, **options):  # other layouts round otherwise, which a kink amplifies
+    return build_network(*arguments, **options).to(memory_format=torch.contiguous_format)
+
+build_network, engine.build_network = engine.build_network, build
+sharding.PIECE = 1000  # several pieces
 folder, stop, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 for name in names:
     devices = {"devices": int(os.environ["WORLD_SIZE"])}
-    for kind in ("plain", "sharded"):
-        changes = {**devices, **CASES[name], "shard_classes": kind == "sharded"}
+    for kind, settings in kinds(name).items():
+        changes = {**devices, **CASES[name], **settings}
         with pytest.MonkeyPatch.context() as patched:
             if stop:
                 t.stop_at(patched, stop, None)
@@ -263,6 +272,15 @@ CASES = {
     "half": {"loss": "smooth", "precision": "bf16-mixed", "epochs": 1},
 }
 """What is trained with and without."""
+ALSO_WITH_FSDP = ("smooth, averaged", "ldam", "mixed", "half")
+
+
+def kinds(name: str) -> dict[str, dict[str, object]]:
+    """The settings of each run of a case."""
+    split: dict[str, object] = {"shard_classes": True}
+    both = {"plain": {}, "sharded": split}
+    fsdp = {"fully sharded": {**split, "strategy": "fsdp"}}
+    return both | fsdp if name in ALSO_WITH_FSDP and FSDP_ON_CPU else both
 
 
 def run_script(folder: Path, processes: int, stop: int, *names: str) -> None:
@@ -289,33 +307,33 @@ def test_several_processes(processes, names, tmp_path):
     """The same weights and metrics as plain data parallel; with four, one has no class."""
     run_script(tmp_path, processes, 0, *names)
     for name in names:
-        both = (tmp_path / f"{name} {kind}" for kind in ("plain", "sharded"))
-        if name == "half":
-            assert_close_runs_in_half_precision(*both, RECIPE.with_changes(CASES[name]))
-        else:
-            assert_close_runs(*both)
-    runs = (load_run(tmp_path / f"mixed {kind}", toy()) for kind in ("plain", "sharded"))
-    one, other = (evaluate(run)["accuracy"] for run in runs)
-    assert one == other
+        plain, *others = (tmp_path / f"{name} {kind}" for kind in kinds(name))
+        for other in others:
+            if name == "half":
+                recipe = RECIPE.with_changes(CASES[name])
+                assert_close_runs_in_half_precision(plain, other, recipe)
+            else:
+                assert_close_runs(plain, other)
+    runs = (load_run(tmp_path / f"mixed {kind}", toy()) for kind in kinds("mixed"))
+    one, *others = (evaluate(run)["accuracy"] for run in runs)
+    assert all(other == one for other in others)
 
 
 @pytest.mark.slow
 def test_other_numbers_of_processes_continue(tmp_path, monkeypatch):
     """One, two, four, and one again: the same as plain data parallel; there are 12 steps."""
     name = "smooth, averaged"
-    runs = {
-        tmp_path / f"{name} {kind}": RECIPE.with_changes(
-            {**CASES[name], "shard_classes": kind == "sharded"}
-        )
-        for kind in ("plain", "sharded")
-    }
-    for run, recipe in runs.items():
+    runs = [tmp_path / f"{name} {kind}" for kind in kinds(name)]
+    recipe = RECIPE.with_changes(CASES[name])
+    for run in runs:
         train_until(monkeypatch, 3, recipe, run)
     run_script(tmp_path, 2, 5, name)
     run_script(tmp_path, 4, 9, name)
-    for run, recipe in runs.items():
+    for run in runs:
         train(recipe, run, dataset=toy(), resume=True)
-    assert_close_runs(*runs)
+    plain, *others = runs
+    for other in others:
+        assert_close_runs(plain, other)
 
 
 def test_a_plain_head():

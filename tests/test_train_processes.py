@@ -26,6 +26,9 @@ from topklass.train.processes import (
 from topklass.train.recipe import Recipe
 from topklass.train.trainer import fit
 
+needs_fsdp_on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="needs PyTorch 2.7"
+)
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs processes of POSIX")
 
 
@@ -141,10 +144,17 @@ def test_torchrun_leaves_our_options_alone():
 
 @pytest.mark.slow
 @posix
-@pytest.mark.parametrize("option", ["--no-shard-classes", "--shard-classes"])
-def test_a_rank_that_is_killed(npz, option, tmp_path):  # noqa: F811 a fixture
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--strategy ddp",
+        "--strategy ddp --shard-classes",
+        pytest.param("--strategy fsdp --shard-classes", marks=needs_fsdp_on_cpu),
+    ],
+)
+def test_a_rank_that_is_killed(npz, options, tmp_path):  # noqa: F811 a fixture
     """The other says so in a sentence, and the run can be continued to the same weights."""
-    arguments = [*settings(npz), "--devices", "2", "--strategy", "ddp", "--epochs", "15", option]
+    arguments = [*settings(npz), "--devices", "2", "--epochs", "15", *options.split()]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
     def command(*more: str) -> list[str]:

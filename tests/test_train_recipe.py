@@ -59,7 +59,6 @@ def test_numbers_of_yaml(tmp_path):
         ("noise: true", "noise must be a number, got True"),
         ("workers: -1", "workers must be at least 0, got -1"),
         ("resize: 100", "resize must be at least crop=224, got 100"),
-        ("{ema: 0.9, strategy: fsdp}", "ema needs whole weights on each device"),
         ("data_options: 5", "data_options must be options as `name: value`, got 5"),
         ("- a\n- b", "must hold settings"),
         ("a: [", "recipe.yaml is not a valid recipe: ParserError"),

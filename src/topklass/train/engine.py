@@ -29,7 +29,7 @@ from topklass.train.file_batches import FileEvaluationBatches, FileTrainingBatch
 from topklass.train.file_check import advice_on_broken_files, require_readable
 from topklass.train.file_views import centre_view, training_view, worker_count
 from topklass.train.files import load_checkpoint, put_in_place
-from topklass.train.heads import Head, PlainHead
+from topklass.train.heads import Head
 from topklass.train.module import Classifier
 from topklass.train.problem import naming_recipe, prepare_data, with_validation
 from topklass.train.processes import (
@@ -49,7 +49,7 @@ from topklass.train.restore import (
     read_recipe,
     resumable,
 )
-from topklass.train.sharded_head import ShardedHead, check_can_split
+from topklass.train.sharded_head import check_can_split
 from topklass.train.signature import (
     build_network,
     load_signature,
@@ -168,13 +168,17 @@ def _train(
             if recipe.compile:  # free its graphs; a process may have but a few compilations
                 torch.compiler.reset()
         seconds = time.perf_counter() - module.began
-        sharded = isinstance(module.head, ShardedHead)
-        if not (first or sharded):
+        if not first and module.head.processes == 1:
             return {}
-        if not sharded:  # the trained one may be in pieces
-            network, module.head = build_network(recipe, signature), PlainHead()
+
+        def ranks(checkpoint: dict[str, Any]) -> Tensor:
+            whole = build_network(recipe, signature)  # the trained one may be in pieces
+            load_weights(whole, checkpoint)
+            head = module.head.with_network(whole)
+            return label_ranks(recipe, whole.to(device), dataset.test, head)
+
         with naming_ended_ranks(trainer):
-            tested = test_checkpoints(recipe, run, dataset.test, network.to(device), module.head)
+            tested = test_checkpoints(run, ranks)
         if not first:
             return {}
         write_epochs(run / METRICS, module.epochs)
@@ -285,18 +289,14 @@ class Tested(NamedTuple):
     """How many logits are larger than the label's, (N)."""
 
 
-def test_checkpoints(
-    recipe: Recipe, run: Path, test: Split, network: nn.Module, head: Head
-) -> tuple[Tested, Tested]:
-    """The best and the last checkpoint on the test images."""
+def test_checkpoints(run: Path, ranks: Callable[[dict[str, Any]], Tensor]) -> tuple[Tested, Tested]:
+    """The best and the last checkpoint; ``ranks`` returns those of the test labels."""
     best = load_checkpoint(run / BEST, predecessor=False)  # that is of another epoch
     last = load_checkpoint(run / LAST)
-    load_weights(network, best)
-    tested = Tested(best["epoch"], label_ranks(recipe, network, test, head))
+    tested = Tested(best["epoch"], ranks(best))
     if last["epoch"] == best["epoch"]:
         return tested, tested
-    load_weights(network, last)
-    return tested, Tested(last["epoch"], label_ranks(recipe, network, test, head))
+    return tested, Tested(last["epoch"], ranks(last))
 
 
 def finish(

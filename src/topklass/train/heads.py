@@ -28,6 +28,9 @@ class Head(Protocol):
     processes: int
     """Those that compute together."""
 
+    def with_network(self, network: nn.Module) -> Head:
+        """One for another network, which returns logits, and is not trained."""
+
     def targets(self, target: Target) -> Target:
         """The targets that belong to the output: those of all processes that compute together."""
 
@@ -53,6 +56,10 @@ class PlainHead:
     """The network returns logits."""
 
     rank, processes = 0, 1
+
+    def with_network(self, network: nn.Module) -> Head:
+        """Any network will do."""
+        return PlainHead()
 
     def targets(self, target: Target) -> Target:
         """All targets are here."""

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MeanMetric, Metric
 
@@ -134,14 +135,14 @@ class Classifier(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """SGD with Nesterov momentum, and the recipe's schedule, step by step."""
-        recipe = self.recipe
-        optimizer = torch.optim.SGD(
-            self.parameters(),
+        recipe, parameters = self.recipe, list(self.parameters())
+        optimizer = SGD(
+            parameters,
             lr=recipe.learning_rate,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             nesterov=recipe.momentum > 0,
-            fused=self.device.type == "cuda",
+            fused=all(p.is_cuda and not isinstance(p, DTensor) for p in parameters),
         )
         scheduler = make_schedule(optimizer, recipe, self.steps)
         return {
@@ -192,6 +193,26 @@ class Classifier(L.LightningModule):
         assert isinstance(values, dict)
         named = {f"{split}/{name}": value for name, value in values.items()}
         self.log_dict(named, on_step=False, on_epoch=True, batch_size=1)
+
+
+class SGD(torch.optim.SGD):
+    """SGD of ordinary tensors and of DTensors, which no fused operation takes together."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the ones after the others, each at once."""
+        loss = None if closure is None else closure()
+        groups = self.param_groups
+        self.param_groups = [
+            {**group, "params": same, "foreach": divided, "fused": not divided and same[0].is_cuda}
+            for group in groups
+            for divided in (False, True)
+            if (same := [p for p in group["params"] if isinstance(p, DTensor) == divided])
+        ]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+        return loss
 
 
 class RankAccuracy(TopKAccuracy):

@@ -21,6 +21,8 @@ PATIENCE = 1.0
 """Seconds until a process that has closed its connections has ended, too."""
 GRACE = 5.0
 """Seconds in which a rank notices by itself that the others have ended."""
+RELEASE = 0.1
+"""Seconds in which threads of gloo release their tensors: they only wait for the interpreter."""
 LAUNCHER = "TOPKLASS_LAUNCHER"
 """The process that starts the other ranks of a machine."""
 
@@ -108,10 +110,12 @@ def naming_ended_ranks(trainer: L.Trainer) -> Iterator[None]:
 def disconnect() -> None:
     """Leave the other ranks, before the interpreter ends.
 
-    Threads of gloo may still hold tensors of Python then, and abort the process when they release
-    them (github.com/pytorch/pytorch/issues/190489), which a launcher takes for a failed run.
+    Threads of gloo may still hold tensors of Python. If they release them when the interpreter
+    ends, they abort the process (github.com/pytorch/pytorch/issues/190489), which a launcher takes
+    for a failed run; if they do it when the group is destroyed, both may wait for each other.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        time.sleep(RELEASE)
         torch.distributed.destroy_process_group()
 
 

@@ -169,9 +169,11 @@ class Recipe:
     compile: bool = setting(HARDWARE, "Compile the training step (half a minute).", False)
     devices: int = setting(HARDWARE, "Devices per machine.", 1)
     nodes: int = setting(HARDWARE, "Machines.", 1)
-    strategy: str = setting(HARDWARE, "Strategy of Lightning: auto, ddp, fsdp, ...", "auto")
+    strategy: str = setting(
+        HARDWARE, "auto, ddp, fsdp (divides all weights), or another strategy of Lightning.", "auto"
+    )
     shard_classes: bool = setting(
-        HARDWARE, "Split the classes of the last layer over the devices.", False
+        HARDWARE, "Split the classes of the last layer over the devices, with ddp or fsdp.", False
     )
     fused_head: bool = setting(
         HARDWARE, "Take the last layer and the loss in one, without all logits in memory.", False
@@ -198,8 +200,6 @@ class Recipe:
         ):
             if not right:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
-        if self.ema is not None and self.strategy == SHARDED:
-            raise ValueError("ema needs whole weights on each device, not strategy='fsdp'")
         options = self.loss_options()
         if self.shard_classes or self.fused_head:
             self._check_head(options)
@@ -236,7 +236,10 @@ class Recipe:
             (not self.compile, "a network that is not compiled: leave out compile"),
             (options.get("samples", 1) is not None, "sampled noise, not samples=0"),
             (self.fused_head or self.k <= LARGEST_K[torch.float32], "k up to 32"),
-            (self.fused_head or self.strategy in ("auto", "ddp"), "strategy auto or ddp"),
+            (
+                self.fused_head or self.strategy in ("auto", "ddp", SHARDED),
+                "strategy auto, ddp or fsdp",
+            ),
             (self.fused_head or self.precision != "16-mixed", "precision 32-true or bf16-mixed"),
             (self.shard_classes or self.strategy != SHARDED, "a strategy other than fsdp"),
             (

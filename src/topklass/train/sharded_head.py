@@ -2,99 +2,56 @@
 
 Each process computes the features of its own images. The last layer takes those of all processes,
 and returns the logits of its own classes as a ``DTensor`` that is sharded over classes, from which
-every process computes the same loss. DDP averages gradients over processes, but not
+every process computes the same loss. DDP, or FSDP, averages gradients over processes, but not
 those of the last layer, each of which is whole already.
-
-Checkpoints do not depend on the number of processes: they have the whole layer, and its momentum,
-so that any number of processes can continue from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from copy import copy
 from functools import partial
-from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.func import functional_call
 
-from topklass._collectives import all_gather, copied, gathered, naming_lost_ranks
+from topklass._collectives import ClassShards, all_gather, copied, gathered
 from topklass._targets import SparseTarget, Target
 from topklass.distributed import sharded_target_rank
-from topklass.train.heads import find_head, first_labels
-from topklass.train.module import Classifier
+from topklass.train.divided import divide_parameters, local, rows_of
+from topklass.train.heads import Head, find_head, first_labels
 
 
 class ShardedHead:
     """The slice of the classes that this process has of a last layer.
 
     Args:
-        network: what :func:`check_can_split` takes. Its last layer keeps the weights of the slice,
-            takes features of all processes and returns a DTensor from now on; its state dict is
-            that of the whole layer.
+        network: what :func:`check_can_split` takes. The weights of its last layer become DTensors
+            with the rows of this process. The layer takes the features of this process, which in
+            training are as many as those of every other, and returns the logits of all processes'
+            images as a DTensor that is sharded over classes.
         classes: number of classes.
-        device: of this process.
+        mesh: all processes, in one dimension.
     """
 
     _lengths: list[int]
     """How many samples of the batch that the layer had last each process has."""
 
-    def __init__(self, network: nn.Module, classes: int, device: torch.device) -> None:
-        self.processes, self.rank = dist.get_world_size(), dist.get_rank()
-        self.classes = classes
-        self.mesh = init_device_mesh(device.type, (self.processes,))
-        self.name, head = find_head(network, classes)
-        self.parameters = [name for name, _ in head.named_parameters(recurse=False)]
-        for name in self.parameters:
-            whole: nn.Parameter = getattr(head, name)
-            part = nn.Parameter(self.part(whole.detach()).clone(), whole.requires_grad)
-            setattr(head, name, part)
-        head.out_features = len(self.bounds(self.rank))
+    def __init__(self, network: nn.Module, classes: int, mesh: DeviceMesh) -> None:
+        self.processes, self.rank, self.mesh = mesh.size(), mesh.get_local_rank(), mesh
+        own = rows_of(self.rank, self.processes, classes)
+        self._shards = ClassShards(own, check_calls=False)  # the loss compares
         self._lengths = [0] * self.processes
-        head.register_forward_pre_hook(self._take_all_features)
-        head.register_forward_hook(self._return_sharded)
-        save = partial(self._save_whole)  # a method could not have the attribute that it gets
-        head.register_state_dict_post_hook(save)  # type: ignore[no-untyped-call]
-        head.register_load_state_dict_pre_hook(self._load_part)  # type: ignore[no-untyped-call]
+        _, layer = find_head(network, classes)
+        divide_parameters(layer, [name for name, _ in layer.named_parameters()], mesh)
+        layer.forward = partial(self._forward, layer, copy(layer))  # type: ignore[method-assign]
 
-    def __deepcopy__(self, memo: Any) -> ShardedHead:
-        """The same for a moving average of the weights: this is about processes."""
-        return self
-
-    def bounds(self, rank: int) -> range:
-        """The classes of a process, as DTensor and ``torch.chunk`` divide them."""
-        size = -(-self.classes // self.processes)
-        return range(self.classes)[rank * size : (rank + 1) * size]
-
-    def part(self, whole: Tensor) -> Tensor:
-        """The rows of this process."""
-        own = self.bounds(self.rank)
-        return whole[own.start : own.stop]
-
-    def whole(self, part: Tensor) -> Tensor:
-        """In the first process the rows of all, on the CPU; in the others their own.
-
-        One process after another sends its rows, so that no device has all of them.
-        """
-        with naming_lost_ranks(None):
-            if self.rank > 0:
-                if len(part):
-                    dist.send(part.detach().contiguous(), 0)
-                return part
-            result = torch.empty(self.classes, *part.shape[1:], dtype=part.dtype)
-            for rank in range(self.processes):
-                rows = self.bounds(rank)
-                received = part if rank == 0 else part.new_empty(len(rows), *part.shape[1:])
-                if rank > 0 and len(rows):
-                    dist.recv(received, rank)
-                result[rows.start : rows.stop] = received.cpu()
-        return result
+    def with_network(self, network: nn.Module) -> Head:
+        """Split the last layer of another network."""
+        return ShardedHead(network, self._shards.classes, self.mesh)
 
     def targets(self, target: Target) -> Target:
         """The targets of all processes, for the batch that the network had last."""
@@ -119,7 +76,8 @@ class ShardedHead:
     def ranks(self, output: object, targets: Target) -> Tensor:
         """Ranks of the labels of this process."""
         assert isinstance(output, DTensor)
-        found = sharded_target_rank(output.to_local().detach(), first_labels(targets))
+        logits, labels = output.to_local().detach(), first_labels(targets)
+        found = sharded_target_rank(logits, labels, group=self._shards)
         return torch.split(found, self._lengths)[self.rank]
 
     def in_order(self, ranks: Tensor) -> Tensor:
@@ -130,28 +88,19 @@ class ShardedHead:
             result[rank :: self.processes] = part
         return result
 
-    def _take_all_features(self, head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        (features,) = inputs
-        if features.requires_grad:  # DDP divides by the number of processes
+    def _forward(self, layer: nn.Module, original: nn.Module, features: Tensor) -> Tensor:
+        """Logits from the layer's original forward, with the weights of this process."""
+        if features.requires_grad:  # DDP and FSDP divide by the number of processes
             features.register_hook(lambda gradient: gradient * self.processes)  # type: ignore[no-untyped-call]
-        self._lengths = rows_of_processes(features)
-        return (copied(all_rows(features, self._lengths), None),)
-
-    def _return_sharded(self, head: nn.Module, inputs: object, logits: Tensor) -> Tensor:
-        shape = torch.Size((len(logits), self.classes))
+        same = [len(features)] * self.processes
+        self._lengths = same if layer.training else rows_of_processes(features)
+        everything = copied(all_rows(features, self._lengths), None)
+        own = {name: local(parameter) for name, parameter in layer.named_parameters()}
+        logits = functional_call(original, own, (everything,))
+        shape = torch.Size((len(logits), self._shards.classes))
         return DTensor.from_local(
-            logits, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=(self.classes, 1)
+            logits, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=(shape[1], 1)
         )
-
-    def _save_whole(
-        self, head: nn.Module, state: dict[str, Any], prefix: str, metadata: object
-    ) -> None:
-        for name in self.parameters:
-            state[prefix + name] = self.whole(state[prefix + name])
-
-    def _load_part(self, head: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        for name in self.parameters:
-            state[prefix + name] = self.part(state[prefix + name])
 
 
 def check_can_split(network: nn.Module, classes: int, processes: int) -> None:
@@ -176,46 +125,3 @@ def all_rows(tensor: Tensor, lengths: list[int]) -> Tensor:
     padded = F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
     parts = gathered(padded, None).unbind(0)
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-
-
-class ShardedClasses(DDPStrategy):
-    """Data parallel, but for the last layer, of which each process has a slice of the classes."""
-
-    head: ShardedHead
-
-    def setup_environment(self) -> None:
-        """Connect the processes, and divide the last layer."""
-        super().setup_environment()
-        module = self.lightning_module
-        assert isinstance(module, Classifier)
-        self.head = ShardedHead(module.network, module.classes, self.root_device)
-        module.head = self.head
-        ignored = [f"network.{self.head.name}.{name}" for name in self.head.parameters]
-        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-        ignore(module, ignored)  # type: ignore[no-untyped-call]
-
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Its state with that of the whole last layer, in the first process."""
-        state: dict[str, Any] = super().optimizer_state(optimizer)
-        return self._with_head(state, self.head.whole)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take this process's part of the last layer's state."""
-        states = [self._with_head(s, self.head.part) for s in checkpoint["optimizer_states"]]
-        super().load_optimizer_state_dict({"optimizer_states": states})
-
-    def _with_head(self, state: dict[str, Any], change: Any) -> dict[str, Any]:
-        """A state with tensors of the last layer changed; its numbers stay."""
-        module = self.lightning_module
-        assert module is not None
-        names = [f"network.{self.head.name}.{name}" for name in self.head.parameters]
-        places = [i for i, (name, _) in enumerate(module.named_parameters()) if name in names]
-        changed = {
-            place: {
-                name: change(value) if isinstance(value, Tensor) and value.dim() else value
-                for name, value in values.items()
-            }
-            for place, values in state["state"].items()
-            if place in places
-        }
-        return {**state, "state": {**state["state"], **changed}}

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from topklass._files import write_whole
+from topklass.train.divided import divide_like, join_when_saved, local
 from topklass.train.file_batches import naming_lost_workers
 from topklass.train.files import SafeCheckpoints
 from topklass.train.module import Classifier
@@ -49,7 +50,6 @@ EXPECTED_WARNINGS = (
     ".*directory .* exists and is not empty.*",  # of the run that is continued, and its recipe
     ".*is smaller than the logging interval.*",  # logs are of epochs
     ".*It is recommended to use .self.log.*sync_dist=True.*",  # metrics are synchronised already
-    ".*Both mixed precision and an auto_wrap_policy.*",  # batch norm stays in full precision
     ".*LeafSpec.*is deprecated.*",  # between Lightning and PyTorch
 )
 """Lightning warns about these, but they are intended here."""
@@ -153,16 +153,17 @@ class MovingAverage(WeightAveraging):
         def update(averaged: list[Tensor], current: list[Tensor], count: Tensor) -> None:
             counts = not averaged[0].is_floating_point()  # called for each type
             now = 0.0 if counts else min(decay, (1 + int(count)) / (10 + int(count)))
-            get_ema_multi_avg_fn(now)(averaged, current, count)  # type: ignore[no-untyped-call]
+            parts = ([local(each) for each in list] for list in (averaged, current))
+            get_ema_multi_avg_fn(now)(*parts, count)  # type: ignore[no-untyped-call]
 
         super().__init__(multi_avg_fn=update)
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keep the average on the device of training, but not the count, which each step reads."""
-        self._device = trainer.strategy.root_device
-        super().setup(trainer, pl_module, stage)
-        if self._average_model is not None:
-            self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep of the average what this process has of the weights, on the same device."""
+        assert self._average_model is not None
+        divide_like(self._average_model.module, pl_module)
+        join_when_saved(self._average_model.module)
+        self._average_model.module.to(trainer.strategy.root_device)
 
 
 class StopAfterStep(Callback):
