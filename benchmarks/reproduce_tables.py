@@ -31,8 +31,8 @@ SHOWN = {
 """Methods of the README's table, and what they are called there."""
 TEXTS = {
     "clean": "clean, 100 of each class",
-    "20 % of the texts": "clean, 20 of each class",
-    "5 % of the texts": "clean, 5 of each class",
+    "20 % of the texts": "clean, 20 labels of each class",
+    "5 % of the texts": "clean, 5 labels of each class",
     "block noise 0.4": "32 % wrong, in blocks of five classes",
     "block noise 0.8": "64 % wrong, in blocks of five classes",
     "domain noise 0.4": "37 % wrong, within 15 classes of a domain",
