@@ -80,6 +80,17 @@ def test_an_old_version_on_the_cpu(monkeypatch):
         Sharded(network=True, classes=False).setup_environment()
 
 
+class Reader(nn.Module):
+    """Reads the weight of its part without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.part.weight
+
+
 class Wide(nn.Module):
     """A list of layers, and parts whose weights another part reads."""
 
@@ -87,8 +98,13 @@ class Wide(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))
         self.attention = nn.MultiheadAttention(4, 1)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.small = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+        self.layers = nn.ModuleList([Reader(), Reader(), nn.Linear(4, 4)])
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = self.attention(rows, rows, rows)[0] * self.scale
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows
 
 
 def connect(rank: int, ranks: int, folder: str) -> DeviceMesh:
@@ -98,15 +114,18 @@ def connect(rank: int, ranks: int, folder: str) -> DeviceMesh:
     return init_device_mesh("cpu", (ranks,))
 
 
+@needs_fsdp_on_cpu
 def test_pieces(tmp_path, monkeypatch):
     """Parts with enough parameters, as far as their forward is called; the rest in one."""
     monkeypatch.setattr("topklass.train.sharding.PIECE", 20)
-    mesh, network = connect(0, 1, str(tmp_path)), Wide()
+    mesh, network, rows = connect(0, 1, str(tmp_path)), Wide(), torch.randn(3, 4)
+    expected = network(rows)
     try:
         divide_network(network, mesh)
         pieces = [name for name, part in network.named_modules() if isinstance(part, FSDPModule)]
-        assert pieces == ["", "attention", "layers.0", "layers.1", "layers.2"]
+        assert pieces == ["", "attention", "layers.0", "layers.1"]
         assert all(isinstance(parameter, DTensor) for parameter in network.parameters())
+        torch.testing.assert_close(network(rows), expected)
     finally:
         disconnect()
 

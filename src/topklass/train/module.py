@@ -136,13 +136,15 @@ class Classifier(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """SGD with Nesterov momentum, and the recipe's schedule, step by step."""
         recipe, parameters = self.recipe, list(self.parameters())
-        optimizer = SGD(
+        divided = any(isinstance(parameter, DTensor) for parameter in parameters)
+        kind = SGD if divided else torch.optim.SGD
+        optimizer = kind(
             parameters,
             lr=recipe.learning_rate,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             nesterov=recipe.momentum > 0,
-            fused=all(p.is_cuda and not isinstance(p, DTensor) for p in parameters),
+            fused=self.device.type == "cuda" and not divided,
         )
         scheduler = make_schedule(optimizer, recipe, self.steps)
         return {

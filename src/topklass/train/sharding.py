@@ -141,11 +141,14 @@ def divide_network(network: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _divide_pieces(module: nn.Module, mesh: DeviceMesh) -> int:
-    """Shard parts with at least :data:`PIECE` parameters; return how many are left."""
-    whole = isinstance(module, nn.MultiheadAttention)  # reads weights of its parts
-    left = sum(p.numel() for p in module.parameters(recurse=whole))
-    left += 0 if whole else sum(_divide_pieces(child, mesh) for child in module.children())
-    if left < PIECE or isinstance(module, nn.ModuleList | nn.ModuleDict):  # lists have no forward
+    """Shard parts with at least :data:`PIECE` parameters; return how many are left.
+
+    A layer without parts is left to its parent, which may read its weights without calling it.
+    """
+    left = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    left += sum(_divide_pieces(child, mesh) for child in module.children())
+    called = [*module.children()] and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    if left < PIECE or not called:
         return left
     fully_shard(module, mesh=mesh)
     return 0
