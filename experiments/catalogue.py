@@ -20,6 +20,7 @@ BY_RECIPE = (
     "loss-search",
     "learning-rates",
     "small-epsilon",
+    "small-network",
     "which-loss",
 )
 """Experiments that are a file in ``experiments/recipes`` and nothing else."""

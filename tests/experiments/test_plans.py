@@ -73,6 +73,7 @@ PROTOCOLS = {
     "learning-rates": None,
     "longtail-characters": None,
     "small-epsilon": None,
+    "small-network": None,
     "which-loss-text": None,
     "loss-search-text": None,
     "imagenet-subsets": (
