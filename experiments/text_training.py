@@ -13,12 +13,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from experiments.experiment import Record, Request, device, record_path, save_record
+from experiments.experiment import Record, Request, device
 from experiments.grid import Planned
-from experiments.plan import DataNeeded
 from experiments.rows import short
 from experiments.texts import Vectors, made_up, read_queries
-from experiments.training import TrainingExperiment, key
+from experiments.training import TrainingExperiment
 from topklass import CosineClassifier, DeferredReweighting
 from topklass._provenance import commit, versions
 from topklass.data import Dataset, Split, generator
@@ -34,52 +33,26 @@ HIDDEN, DROPOUT = 512, 0.5
 class TextExperiment(TrainingExperiment):
     """An experiment that trains all runs of a plan on texts, with AdamW and no checkpoints."""
 
-    def run(self, request: Request) -> Record:
-        """Train the runs that the record lacks; it is saved after each of them."""
-        data = request.data
-        if "data" in self.plan.presets[request.preset].settings:
-            if data is not None:
-                raise ValueError(f"the preset {request.preset} makes its own texts: no --data")
-        else:
-            check_texts(self.plan.data, data)
-        images = read(data)[1]
-        record = self.begin(request.preset, request.folder)
-        rows = {(row["method"], row["run"]): row for row in record["rows"]}
-        for row in rows.values():
-            if row["images"] != images:
-                path = record_path(request.folder, self.name, request.preset)
-                raise ValueError(
-                    f"{row['run']} of {path} was tested on other texts than those of {data}: "
-                    "choose another --folder, or the earlier data"
-                )
-        save_record(record, request.folder)
-        most = request.most
-        for search in (True, False):  # the latter need the learning rates of the former
-            planned = [run for run in self.fill(record, rows) if key(run) not in rows]
-            ready = [run for run in planned if run.search == search and not run.waits][:most]
-            most = None if most is None else most - len(ready)
-            for number, (run, row) in enumerate(train_runs(ready, data, request.at_once), 1):
-                for each in self.fill(record, rows):  # methods that come to the same
-                    if each.name == run.name:
-                        rows[key(each)] = {**row, **each.row}
-                self.fill(record, rows)
-                save_record(record, request.folder)
-                shares = [f"{100 * row['test']['micro'][k - 1]:.1f}" for k in (1, run.recipe.k)]
-                done = f"{number} of {len(ready)}"
-                request.say(f"{run.name}: {' / '.join(shares)} %  ({done}, {row['seconds']:.0f} s)")
-        return record
+    samples = "texts"
+    long_without_gpu = False
 
+    def read(self, data: Path | None) -> tuple[Dataset, str]:
+        """The texts, and a hash of those of the test."""
+        return read(data)
 
-def check_texts(needed: DataNeeded, data: Path | None) -> None:
-    """Require the data set of an experiment."""
-    if data is None:
-        raise ValueError(f"this needs --data PATH, the place of {needed.name}: get {needed.get}")
-    try:
-        found = len(read(data)[0].classes)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"this needs {needed.name}: get {needed.get}. But {error}") from error
-    if found != needed.classes:
-        raise ValueError(f"{needed.name} has {needed.classes} classes, {data} has {found}")
+    def finished(self, run: Planned, folder: Path) -> None:
+        """Nothing: a run leaves its row, and no files."""
+
+    def train(
+        self, runs: list[Planned], request: Request, keep: Callable[[Planned, Record], object]
+    ) -> None:
+        """Train these runs, and call ``keep`` with the row of each when it ends."""
+        rows = train_runs(runs, request.data, request.at_once)
+        for number, (run, row) in enumerate(rows, 1):
+            keep(run, row)
+            shares = [f"{100 * row['test']['micro'][k - 1]:.1f}" for k in (1, run.recipe.k)]
+            done = f"{number} of {len(runs)}"
+            request.say(f"{run.name}: {' / '.join(shares)} %  ({done}, {row['seconds']:.0f} s)")
 
 
 @cache
@@ -160,8 +133,9 @@ def train(
     steps = recipe.epochs * -(-len(labels) // size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps)
     for epoch in range(recipe.epochs):
-        if isinstance(criterion, DeferredReweighting):
-            criterion.set_epoch(epoch)
+        for module in criterion.modules():  # it may be inside another
+            if isinstance(module, DeferredReweighting):
+                module.set_epoch(epoch)
         network.train()
         order = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
         for batch in torch.split(order, size):

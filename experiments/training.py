@@ -26,7 +26,7 @@ from experiments.plan import CASE, RATE, DataNeeded, Plan, Settings, case_settin
 from experiments.rows import row_of
 from experiments.search import choose, search_table
 from experiments.tables import show_tables
-from topklass.data import load
+from topklass.data import Dataset, load
 from topklass.train.details import digest
 from topklass.train.engine import train
 from topklass.train.recipe import Recipe
@@ -49,6 +49,8 @@ class TrainingExperiment(Experiment):
     """
 
     takes = ("data", "at_once", "most")
+    samples = "images"
+    long_without_gpu = True
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -60,50 +62,53 @@ class TrainingExperiment(Experiment):
 
     def run(self, request: Request) -> Record:
         """Train the runs that the record lacks; it is saved after each of them."""
-        preset, folder, data, images = request.preset, request.folder, None, None
-        if "data" in self.plan.presets[preset].settings:
-            if request.data is not None:
-                raise ValueError(f"the preset {preset} makes its own images: leave --data out")
+        preset, folder = request.preset, request.folder
+        data = None if request.data is None else request.data.resolve()
+        if "data" not in self.plan.presets[preset].settings:
+            images = check_data(self.plan.data, request.data, self.read)
+        elif data is None:
+            images = self.read(None)[1]
         else:
-            images = check_data(self.plan.data, request.data)
-            data = None if request.data is None else request.data.resolve()
+            raise ValueError(f"the preset {preset} makes its own {self.samples}: leave --data out")
         record = self.begin(preset, folder)
-        for row in record["rows"]:
+        rows = {(row["method"], row["run"]): row for row in record["rows"]}
+        for row in rows.values():
             if None not in (images, row["images"]) and images != row["images"]:
                 raise ValueError(
                     f"{row['run']} of {record_path(folder, self.name, preset)} was tested on other "
-                    f"images than those of {data}: choose another --folder, or the earlier data"
+                    f"{self.samples} than those of {data}: choose another --folder, or the "
+                    "earlier data"
                 )
-        rows = {(row["method"], row["run"]): row for row in record["rows"]}
 
-        def keep(finished: Path) -> None:
-            for run in self.fill(record, rows, data):
-                if run.name == finished.name:
-                    rows[key(run)] = self.row(run, finished)
+        def keep(run: Planned, row: Record) -> None:
+            for each in self.fill(record, rows, data):
+                if each.name == run.name:  # methods that come to the same
+                    rows[key(each)] = {**row, **each.row}
             self.fill(record, rows, data)
             save_record(record, folder)
 
-        def left(search: bool) -> dict[Path, Recipe]:
+        def left(search: bool) -> list[Planned]:
             runs = [run for run in self.fill(record, rows, data) if key(run) not in rows]
             ready = [run for run in runs if run.search == search and not run.waits]
-            return {folder / run.name: run.recipe for run in ready}
+            return list({run.name: run for run in ready}.values())
 
         for search in (True, False):
-            for path, recipe in left(search).items():
-                if is_finished(path, recipe):
-                    keep(path)
+            for run in left(search):
+                if (row := self.finished(run, folder)) is not None:
+                    keep(run, row)
         save_record(record, folder)
         planned = len(self.fill(record, rows, data))
         request.say(f"{planned - len(record['not_run'])} of {planned} runs are done.")
-        if record["not_run"] and preset != "smoke" and not torch.cuda.is_available():
+        needs_gpu = self.long_without_gpu and preset != "smoke"
+        if record["not_run"] and needs_gpu and not torch.cuda.is_available():
             request.say("There is no GPU: a run may take days (--preset smoke takes seconds).")
         most, failed = request.most, []
         for search in (True, False):  # the latter need the learning rates of the former
-            runs = dict(list(left(search).items())[:most])
+            runs = left(search)[:most]
             most = None if most is None else most - len(runs)
             try:
                 if runs:
-                    train_runs(runs, request, keep)
+                    self.train(runs, request, keep)
             except ChildProcessError as error:
                 failed.append(str(error))
         if failed:
@@ -121,6 +126,29 @@ class TrainingExperiment(Experiment):
         runs = planned_runs(self.plan, preset, data, chosen)
         fill(record, runs, rows)
         return runs
+
+    def read(self, data: Path | None) -> tuple[Dataset | None, str | None]:
+        """The data set, and a hash of its test images; nothing where every run makes its own."""
+        if data is None:
+            return None, None
+        dataset = load(data)
+        return dataset, digest(dataset.test)
+
+    def finished(self, run: Planned, folder: Path) -> Record | None:
+        """The row of a run that was trained before, from what it left in the folder."""
+        path = folder / run.name
+        return self.row(run, path) if is_finished(path, run.recipe) else None
+
+    def train(
+        self, runs: list[Planned], request: Request, keep: Callable[[Planned, Record], object]
+    ) -> None:
+        """Train these runs, and call ``keep`` with the row of each when it ends."""
+        by_path = {request.folder / run.name: run for run in runs}
+
+        def ended(path: Path) -> None:
+            keep(by_path[path], self.row(by_path[path], path))
+
+        train_runs({path: run.recipe for path, run in by_path.items()}, request, ended)
 
     def row(self, run: Planned, finished: Path) -> Record:
         """The row of a finished run in the record."""
@@ -269,16 +297,21 @@ def recorded(settings: Settings) -> Settings:
     return {name: settings[name] for name in sorted(settings) if name not in NOT_RECORDED}
 
 
-def check_data(needed: DataNeeded, data: Path | None) -> str | None:
+def check_data(
+    needed: DataNeeded,
+    data: Path | None,
+    read: Callable[[Path], tuple[Dataset | None, str | None]],
+) -> str | None:
     """Require the data set of an experiment; returns a hash of its test images in memory."""
     if data is None:
         raise ValueError(f"this needs --data PATH, the place of {needed.name}: get {needed.get}")
     if not data.exists():
         raise FileNotFoundError(f"there is no {data}; {needed.name} is: {needed.get}")
     try:
-        dataset = load(data)
-    except (ValueError, OSError) as error:
+        dataset, images = read(data)
+    except (KeyError, ValueError, OSError) as error:
         raise ValueError(f"this needs {needed.name}: get {needed.get}. But {error}") from error
+    assert dataset is not None
     for what, expected, found in (
         ("classes", needed.classes, len(dataset.classes)),
         ("test images", needed.test, len(dataset.test)),
@@ -287,4 +320,4 @@ def check_data(needed: DataNeeded, data: Path | None) -> str | None:
             raise ValueError(
                 f"{needed.name} has {expected:,} {what}, {data} has {found:,}: get {needed.get}"
             )
-    return digest(dataset.test)
+    return images
