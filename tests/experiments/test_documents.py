@@ -1,4 +1,4 @@
-"""The page on reproduction: a place for every experiment, numbers from records alone."""
+"""The pages of experiments: a place for every one, numbers from records alone."""
 
 import re
 from html import escape
@@ -13,7 +13,8 @@ from experiments import style
 from experiments.catalogue import EXPERIMENTS
 from experiments.experiment import save_record
 
-PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("reproduction.md", "experiments.md")
 
 
 @pytest.fixture
@@ -24,8 +25,12 @@ def records(tmp_path, monkeypatch):
     return tmp_path
 
 
+def text_of_pages():
+    return "".join((DOCS / name).read_text("utf-8") for name in PAGES)
+
+
 def test_every_experiment_has_a_place():
-    text = PAGE.read_text()
+    text = text_of_pages()
     for name in ("reproduce", *(f"reproduce-{each}" for each in EXPERIMENTS)):
         assert text.count(f"<!-- {name} -->") == text.count(f"<!-- /{name} -->") == 1
 
@@ -39,8 +44,8 @@ def test_pages_have_what_the_records_say(tmp_path, monkeypatch):
         page = path.read_text("utf-8")
         assert filled(page, texts) == page, path.name
     for drawn in tmp_path.glob("*.svg"):
-        assert f"images/reproduce/{drawn.name})" in PAGE.read_text("utf-8")
-        assert (PAGE.parent / "images" / "reproduce" / drawn.name).is_file()
+        assert f"images/reproduce/{drawn.name})" in text_of_pages()
+        assert (DOCS / "images" / "reproduce" / drawn.name).is_file()
 
 
 def test_what_is_not_run_says_so(records):
@@ -50,7 +55,7 @@ def test_what_is_not_run_says_so(records):
     assert noise.startswith("Not run yet.")
     assert "not run<br>94.34\xa0±\xa00.09\xa0a<br>94.24\xa0b" in noise
     assert "▲" not in "".join(texts.values())
-    page = filled(PAGE.read_text(), texts)
+    page = filled(text_of_pages(), texts)
     assert filled(page, texts) == page
 
 
@@ -106,7 +111,7 @@ def test_the_page_of_evidence_takes_tables_by_their_titles(records):
     assert len({*titles}) == len(titles)
     assert all(f"which-loss: {title}" in texts for title in titles)
     assert "82.00" in texts["which-loss: Learning rates by validation"]
-    page = (PAGE.parent / "evidence.md").read_text("utf-8")
+    page = (DOCS / "evidence.md").read_text("utf-8")
     for name in re.findall("<!-- (which-loss: .*?) -->", page):
         assert page.count(f"<!-- /{name} -->") == 1
         assert name.removeprefix("which-loss: ") in (*titles, "protocol", "figure")
