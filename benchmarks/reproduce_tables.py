@@ -37,7 +37,7 @@ TEXTS = {
     "block noise 0.8": "64 % wrong, in blocks of five classes",
     "domain noise 0.4": "37 % wrong, within 15 classes of a domain",
     "symmetric noise 0.4": "40 % wrong, among all classes",
-    "long tail 100": "long tail, 100 to 1 (mean over classes)",
+    "long tail": "long tail, 100 to 1 (mean over classes)",
 }
 """The kinds of texts in the README's table."""
 NOT_RUN = "Not run yet."

@@ -24,9 +24,10 @@ BY_RECIPE = (
     "which-loss",
 )
 """Experiments that are a file in ``experiments/recipes`` and nothing else."""
+ON_TEXTS = ("which-loss-text", "which-loss-banking", "loss-search-text")
 
 EXPERIMENTS: dict[str, Experiment] = {
     **{name: TrainingExperiment(load_plan(name)) for name in BY_RECIPE},
-    **{name: TextExperiment(load_plan(name)) for name in ("which-loss-text", "loss-search-text")},
+    **{name: TextExperiment(load_plan(name)) for name in ON_TEXTS},
     **{each.name: each for each in (LevelSets(), EpochTime(), Review(load_plan("review")))},
 }

@@ -16,10 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from experiments.cells import METHOD, Results, named, named_axis
 from experiments.experiment import Record
 from experiments.gains_figure import gains_figure
-from experiments.metrics import GRADIENT, NON_ZERO
+from experiments.metrics import GRADIENT, NON_ZERO, title_of
 from experiments.plan import Plan, Settings
 from experiments.style import LOOK, WIDTH, headed, label_ends, legend_below, save
-from experiments.tables import title_of
 from topklass.report.colours import COLOURS, MARKERS, SHADES
 from topklass.report.svg import QUIET
 from topklass.train.statistics import Estimate, estimate

@@ -18,6 +18,9 @@ CURVES = {
 """What is logged in every epoch, for the first and the last one, see ``gradient_share``."""
 EPOCHS = {"first epoch": 0, "last epoch": -1}
 
+BOTH = "validation top-1 and top-k"
+"""The mean of both in the epoch where it is the largest; of runs that choose their epoch by it."""
+
 TESTS = {"test": "test", "last": "test_last"}
 """Where rows have accuracies on test images."""
 
@@ -27,8 +30,8 @@ class Metric(NamedTuple):
 
     what: str
     """"test" (of the best epoch on validation images), "last" (test of the last one), "ten-crop",
-    "validation" (the best epoch), "training" (the last one), ``NON_ZERO`` or one of
-    ``CURVES`` with one of ``EPOCHS``."""
+    "validation" (the best epoch), "training" (the last one), ``BOTH``,
+    ``NON_ZERO`` or one of ``CURVES`` with one of ``EPOCHS``."""
     average: str = "micro"
     k: int | None = None
     """Length of the list; None for that of the run."""
@@ -43,7 +46,7 @@ def parse_metric(text: str) -> Metric:
         >>> parse_metric("validation top-k")
         Metric(what='validation', average='micro', k=None)
     """
-    if is_count(text):
+    if text == BOTH or is_count(text):
         return Metric(text)
     kinds = "|".join((*TESTS, "ten-crop", "validation", "training"))
     found = re.fullmatch(rf"({kinds})( macro)? top-(k|\d+)", str(text))
@@ -51,7 +54,8 @@ def parse_metric(text: str) -> Metric:
         raise ValueError(
             f"unknown metric {text!r}: there are 'test top-5', 'last top-5', both also as 'test "
             "macro top-5', 'ten-crop top-5', 'validation top-5', 'training top-5', each also with "
-            f"top-k, {NON_ZERO!r}, and {', '.join(CURVES)}, each with {' or '.join(EPOCHS)}"
+            f"top-k, {BOTH!r}, {NON_ZERO!r}, and {', '.join(CURVES)}, each with "
+            f"{' or '.join(EPOCHS)}"
         )
     k = None if found[3] == "k" else int(found[3])
     return Metric(found[1], (found[2] or "micro").strip(), k)
@@ -65,6 +69,18 @@ def is_count(text: str) -> bool:
         (True, False)
     """
     return text == NON_ZERO or text in [f"{name}, {epoch}" for name in CURVES for epoch in EPOCHS]
+
+
+def title_of(metric: str) -> str:
+    """The title of a metric.
+
+    Example:
+        >>> title_of("validation top-5"), title_of(BOTH)
+        ('best validation top-5', 'best mean of validation top-1 and top-k')
+    """
+    if metric == BOTH:
+        return f"best mean of {metric}"
+    return f"best {metric}" if metric.startswith("validation") else metric
 
 
 def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
@@ -84,7 +100,9 @@ def value(row: Mapping[str, Any], k: int, name: str) -> float | None:
         return logged[EPOCHS[epoch]] if logged else None
     length = metric.k or k
     share: float | None
-    if metric.what in TESTS:
+    if name == BOTH:
+        share = row["validation"].get("both")
+    elif metric.what in TESTS:
         shares = row.get(TESTS[metric.what], {}).get(metric.average, [])
         share = shares[length - 1] if length <= len(shares) else None
     elif metric.what == "ten-crop":

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from experiments.experiment import PRESETS
-from experiments.metrics import GRADIENT, parse_metric
+from experiments.metrics import BOTH, GRADIENT, parse_metric
 from topklass._checks import did_you_mean
 from topklass.train.recipe import Recipe, check_names
 
@@ -30,7 +30,8 @@ class Preset:
         methods: what this protocol changes in methods.
         cases: what this protocol changes in cases.
         search: ``learning_rate`` and ``seeds`` to try before all grids; ``cases`` has, for cases of
-            the grids, those in which each method tries the learning rates.
+            the grids, those in which each method tries the learning rates. The best rate is that
+            with the largest metric ``by``, top-k accuracy if there is none.
     """
 
     settings: Settings
@@ -96,11 +97,17 @@ PUBLISHED_KEYS = {"source": True, "metric": True, "values": True, "where": False
 
 def load_plan(name: str) -> Plan:
     """Read the file of an experiment."""
-    return parse_plan(name, (RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    return parse_plan(name, _text(name))
+
+
+def _text(name: str) -> str:
+    return (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def parse_plan(name: str, text: str) -> Plan:
     """A plan from YAML; whatever it cannot mean is an error that names the place.
+
+    A file that is ``like`` another has all that it does not say itself from that.
 
     Example:
         >>> parse_plan("toy", "title: a toy")
@@ -113,6 +120,8 @@ def parse_plan(name: str, text: str) -> Plan:
     except yaml.YAMLError as error:
         raise ValueError(f"{name}.yaml is not YAML: {error}") from error
     where = f"{name}.yaml"
+    if isinstance(content, dict) and "like" in content:
+        content = {**yaml.safe_load(_text(content.pop("like"))), **content}
     known = {each: each not in OPTIONAL for each in FIELDS}
     _check_keys(where, content, known)
     needed = {"name": True, "classes": True, "get": True, "test": False}
@@ -157,7 +166,8 @@ def _preset(where: str, given: Any, content: Settings) -> Preset:
 
 
 def _check_search(where: str, given: Any, cases: Iterable[str]) -> None:
-    _check_keys(where, given, {RATE: True, "cases": True, "seeds": False})
+    _check_keys(where, given, {RATE: True, "cases": True, "seeds": False, "by": False})
+    parse_metric(given.get("by", BOTH))
     for tried in ([*given["cases"]], *given["cases"].values()):
         if not isinstance(tried, list):
             raise ValueError(f"{where}: each of cases must have a list of cases, got {tried!r}")

@@ -8,10 +8,9 @@ from statistics import fmean
 from rich.table import Table
 
 from experiments.experiment import Record
-from experiments.metrics import value
+from experiments.metrics import title_of, value
 from experiments.plan import CASE, RATE, Plan, Settings, listed
 
-METRIC = "validation top-k"
 CHOSEN = "◀"
 """The mark of a chosen rate."""
 
@@ -57,6 +56,12 @@ def seeds(search: Settings) -> list[int]:
     return found
 
 
+def metric(search: Settings) -> str:
+    """What a search maximises."""
+    found: str = search.get("by", "validation top-k")
+    return found
+
+
 def accuracies(
     plan: Plan, preset: str, protocol: Settings, rows: Iterable[Settings]
 ) -> dict[tuple[str, tuple[str, ...]], Means]:
@@ -69,7 +74,7 @@ def accuracies(
     for row in rows:
         settings = {**protocol, **row["settings"]}
         at = (row["method"], settings[RATE], row.get(CASE), row["seed"])
-        found[at] = value(row, settings["k"], METRIC)
+        found[at] = value(row, settings["k"], metric(given))
     means: dict[tuple[str, tuple[str, ...]], Means] = {}
     for (method, _), cases in searches(plan, preset).items():
         for rate in given[RATE]:
@@ -96,15 +101,16 @@ def choose(
 
 def search_table(plan: Plan, record: Record) -> Table:
     """Validation accuracy by method, cases and learning rate, the chosen one marked."""
-    preset, rates = record["preset"], plan.presets[record["preset"]].search[RATE]
+    preset, search = record["preset"], plan.presets[record["preset"]].search
+    rates = search[RATE]
     columns = ("", "cases", *(f"{rate:g}" for rate in rates))
     table = Table(*columns, title="Learning rates by validation")
     served: dict[tuple[str, tuple[str, ...]], str] = {}
     for (method, case), cases in searches(plan, preset).items():
         served.setdefault((method, cases), case)
     table.caption = (
-        f"Best validation top-k accuracy in %, mean over the cases and seeds; {CHOSEN}: chosen for "
-        "the other tables."
+        f"{title_of(metric(search)).capitalize()} accuracy in %, mean over the cases and seeds; "
+        f"{CHOSEN}: chosen for the other tables."
     )
     means = accuracies(plan, preset, record["protocol"], record["rows"])
     for (method, cases), each in sorted(means.items(), key=lambda item: item[0][1]):

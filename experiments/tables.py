@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from experiments.cells import Cell, Results, named, named_axis
 from experiments.experiment import Record
 from experiments.gains import ABOVE, BELOW, NOT_RUN, gains_table
-from experiments.metrics import is_count
+from experiments.metrics import is_count, title_of
 from experiments.plan import Plan, Settings
 from topklass.train.results_table import PLUS_MINUS
 from topklass.train.statistics import Estimate
@@ -108,16 +108,6 @@ def gap(ours: float, paper: float) -> str:
     difference = round(ours - paper, 2)
     mark = ABOVE if difference > 0 else BELOW if difference < 0 else "="
     return f"{mark}\xa0{difference:+.2f}".replace("-", "−")
-
-
-def title_of(metric: str) -> str:
-    """The title of a metric.
-
-    Example:
-        >>> title_of("validation top-5")
-        'best validation top-5'
-    """
-    return f"best {metric}" if metric.startswith("validation") else metric
 
 
 def _caption(results: Results, part: Settings, cells: list[Cell]) -> str:

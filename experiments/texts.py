@@ -1,7 +1,8 @@
-"""Texts with labels as vectors: CLINC150, queries to an assistant and what they ask for."""
+"""Texts with labels as vectors: CLINC150 and BANKING77, queries and what they ask for."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections import Counter
@@ -20,6 +21,8 @@ from topklass.data.seeds import generator
 
 QUERIES, DOMAINS = "data_full.json", "domains.json"
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
+BANKING = {"train": "train.csv", "test": "test.csv"}
+"""The files of BANKING77, which has no validation texts."""
 FEATURES = 256
 """Dimensions of the vectors."""
 
@@ -44,12 +47,27 @@ class Vectors:
         return Vectors(self.rows[indices])
 
 
-def read_queries(folder: Path) -> tuple[Dataset, str]:
-    """CLINC150 as vectors, without the queries out of scope, and a hash of its test queries.
+def read_texts(folder: Path) -> tuple[Dataset, str]:
+    """CLINC150 or BANKING77 as vectors, and a hash of the test texts.
 
     Args:
-        folder: with ``data_full.json`` and ``domains.json`` of the published data set.
+        folder: of the published data set, with ``train.csv`` and ``test.csv`` of BANKING77, or
+            ``data_full.json`` and ``domains.json`` of CLINC150, whose queries out of scope are left
+            out.
     """
+    return _banking(folder) if (folder / BANKING["train"]).is_file() else _queries(folder)
+
+
+def _banking(folder: Path) -> tuple[Dataset, str]:
+    texts = {}
+    for split, name in BANKING.items():
+        with (folder / name).open(encoding="utf-8", newline="") as file:
+            texts[split] = [(row["text"], row["category"]) for row in csv.DictReader(file)]
+    names = tuple(sorted({label for _, label in texts["train"]}))
+    return vectors(texts, names, {}), digest(texts["test"])
+
+
+def _queries(folder: Path) -> tuple[Dataset, str]:
     content, domains = (_read_json(folder / name) for name in (QUERIES, DOMAINS))
     names = tuple(name for domain in domains.values() for name in domain)
     of_class = [number for number, each in enumerate(domains.values()) for _ in each]

@@ -75,6 +75,7 @@ PROTOCOLS = {
     "small-epsilon": None,
     "small-network": None,
     "which-loss-text": None,
+    "which-loss-banking": None,
     "loss-search-text": None,
     "imagenet-subsets": (
         ("resnet18", 120, 256, 0.1, 1e-4, [30, 60, 90]),

@@ -8,7 +8,7 @@ import torch
 from experiments.catalogue import EXPERIMENTS
 from experiments.experiment import Request
 from experiments.text_training import read
-from experiments.texts import digest, read_queries, tf_idf, vectors
+from experiments.texts import digest, read_texts, tf_idf, vectors
 
 TEXTS = {
     "train": [["how much money", "balance"], ["how much time", "clock"]] * 20,
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_queries_are_read_without_those_out_of_scope(folder):
-    data, found = read_queries(folder)
+    data, found = read_texts(folder)
     assert data.classes == ("balance", "clock")
     assert data.counts.tolist() == [20, 20]
     assert len(data.validation) == 1
