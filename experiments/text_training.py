@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -90,31 +91,29 @@ def train_row(run: Planned, data: Path | None) -> Record:
     lengths = list(dict.fromkeys((1, recipe.k)))
     validation: list[list[float]] = []
     both: list[float] = []
-    test: dict[int, dict[str, list[float]]] = {}
+    best: dict[str, Tensor] = {}
 
     def after_epoch(network: nn.Module) -> None:
         validation.append(accuracies(network, held, lengths, recipe.average))
         both.append(short(fmean(validation[-1])))
-        if len(both) == recipe.epochs or both[-1] > max(both[:-1], default=-1):
-            test[len(both)] = {
-                average: accuracies(network, dataset.test, LENGTHS, average)
-                for average in ("micro", "macro")
-            }
+        if both[-1] > max(both[:-1], default=-1):
+            best.update(deepcopy(network.state_dict()))
 
     network = train(recipe, dataset, after_epoch)
-    best = [max(values) for values in zip(*validation, strict=True)]
-    epoch = 1 + both.index(max(both))
+    highest = [max(values) for values in zip(*validation, strict=True)]
     fitted = accuracies(network, dataset.train, lengths)
+    last = tested(network, dataset)
+    network.load_state_dict(best)
     return {
         **run.row,
-        "test": test[epoch],
-        "test_last": test[recipe.epochs],
-        "validation": {**dict(zip(map(str, lengths), best, strict=True)), "both": max(both)},
+        "test": tested(network, dataset),
+        "test_last": last,
+        "validation": {**dict(zip(map(str, lengths), highest, strict=True)), "both": max(both)},
         "training": dict(zip(map(str, lengths), fitted, strict=True)),
         "gradient": [],
         "curves": {},
         "classes": len(dataset.classes),
-        "epoch": epoch,
+        "epoch": 1 + both.index(max(both)),
         "epochs": recipe.epochs,
         "seconds": round(time.perf_counter() - start, 1),
         "hardware": hardware(device()),
@@ -163,6 +162,14 @@ def build(features: int, classes: int, head: str) -> nn.Module:
 def vectors_of(split: Split) -> Tensor:
     """The vectors of all texts of a split."""
     return cast("Vectors", split.images).rows
+
+
+def tested(network: nn.Module, dataset: Dataset) -> dict[str, list[float]]:
+    """Test accuracies by how they are averaged."""
+    return {
+        average: accuracies(network, dataset.test, LENGTHS, average)
+        for average in ("micro", "macro")
+    }
 
 
 @torch.no_grad()
