@@ -13,7 +13,7 @@ from topklass.train import Recipe, compare, train
 from topklass.train.details import details
 from topklass.train.engine import accuracies, predictions
 from topklass.train.files import load_checkpoint
-from topklass.train.module import Classifier, metric_state
+from topklass.train.module import Classifier, RankAccuracy, metric_state
 from topklass.train.restore import BEST, LAST, load_weights
 from topklass.train.signature import build_network, signature_of
 
@@ -49,6 +49,19 @@ def test_all_epochs(whole):
     assert all(names < row.keys() for row in found)
     best = json.loads((whole / "result.json").read_text())["epoch"]
     assert found[best]["validation/top2"] == max(row["validation/top2"] for row in found)
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("top-k", 1), ("both", 2)])
+def test_the_best_epoch_by_lists_or_by_both_accuracies(tmp_path, monkeypatch, monitor, best):
+    accuracies = [(0.1, 0.5), (0.2, 0.9), (0.8, 0.8), (0.3, 0.7)]
+    of_epochs = iter(torch.tensor(accuracies).repeat_interleave(2, 0))  # training and validation
+    computed = lambda _: dict(zip(("top1", "top2"), next(of_epochs), strict=True))  # noqa: E731
+    monkeypatch.setattr(RankAccuracy, "compute", computed)
+    recipe = RECIPE.with_changes({"monitor": monitor, "epochs": 4})
+    assert train(recipe, tmp_path, dataset=toy())["epoch"] == best
+    logged = [row.get("validation/both") for row in epochs(tmp_path)]
+    means = [pytest.approx(sum(each) / 2) for each in accuracies]
+    assert logged == ([None] * 4 if monitor == "top-k" else means)
 
 
 def test_the_epoch_is_told_to_the_criterion(tmp_path):

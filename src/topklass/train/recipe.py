@@ -34,6 +34,7 @@ CHOICES = {
     "border": ("zero", "edge"),
     "schedule": ("one-cycle", "cosine", "steps", "constant"),
     "average": ("micro", "macro"),
+    "monitor": ("top-k", "both"),
     "precision": ("32-true", "bf16-mixed", "16-mixed"),
 }
 """Settings that are one of several words."""
@@ -159,9 +160,12 @@ class Recipe:
     ema: float | None = setting(
         TRAINING, "Decay of a moving average of the weights, used instead of them.", None
     )
-    average: str = setting(
-        TRAINING, "Accuracy to choose the best epoch by: micro, or macro.", "micro"
+    monitor: str = setting(
+        TRAINING,
+        "Accuracy to choose the best epoch by: top-k, or both (the mean of top-1 and top-k).",
+        "top-k",
     )
+    average: str = setting(TRAINING, "Average of that accuracy: micro, or macro.", "micro")
     patience: int | None = setting(TRAINING, "Stop after this many epochs without gain.", None)
     seed: int = setting(TRAINING, "Seed of data, weights, order and augmentation.", 0)
 
