@@ -204,6 +204,7 @@ def test_scaled_loss_in_float16():
     check(differentiate(value, of), differentiate(expected, exact), 0.006)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 def test_compiled():
     of = layer(100, 1000, 64, torch.float32, device="cuda")
 
@@ -235,7 +236,8 @@ def test_cuda_graph():
     with torch.no_grad():
         of.input.copy_(torch.randn_like(of.input))
     graph.replay()
-    captured = value.clone(), of.input.grad.clone(), of.weight.grad.clone()
+    captured = value.detach().clone(), of.input.grad.clone(), of.weight.grad.clone()
+    del value  # and the graph, whose leaves belong to the other stream
     of.input.grad = of.weight.grad = None
     fresh = fused(LOSSES["smooth"], of, chunk_bytes=2**16)
     fresh.backward()

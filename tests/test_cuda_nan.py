@@ -34,6 +34,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("classes", [100, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -43,8 +43,8 @@ def exact(actual: object, expected: object) -> None:
 )
 def test_value_and_gradients(loss, reduction, options, classes):
     loss, of = LOSSES[loss], layer(bias=classes != 1)
-    of.target[:2] = torch.tensor([2, 1])
     options = OPTIONS[options] | {"reduction": reduction}
+    of.target[:3] = torch.tensor([2, 1, options.get("ignore_index", -100)])
     found = fused(loss, of, **options, chunk_bytes=chunk_of(classes))
     exact(differentiate(found, of), differentiate(plain(loss, of, **options), of))
     with torch.no_grad():

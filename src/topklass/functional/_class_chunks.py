@@ -146,5 +146,6 @@ def _losses(
     losses = loss.of_gaps(gaps, margin_of_label(loss.margin, labels))
     if options.weight is not None:
         losses = losses * working(options.weight)[labels]
-    losses = losses * torch.where(known, 1.0, torch.nan)  # a target that is no class
+    # A target that is no class has the loss NaN, an ignored one 0, and a gradient of 0.
+    losses = losses * torch.where(known | ignored, 1.0, torch.nan)
     return losses.masked_fill(ignored, 0.0).squeeze(1).to(wide_dtype(heads))
