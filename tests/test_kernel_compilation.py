@@ -355,3 +355,11 @@ def test_expected_operator(capability, case, launches, tmp_path):
     expected_topk(scores(*shape), k, 1.0, True)
     expected_topk(scores(*shape), k, 1.0, False)
     check(launches, capability, tmp_path)
+
+
+def test_scaling(launches, tmp_path):
+    from topklass.kernels.scaling import multiply
+
+    for dtype in (fp32, bf16):
+        multiply(scores(256, 4096, dtype), torch.empty((), device="meta"))
+    check(launches, 90, tmp_path)

@@ -57,6 +57,7 @@ KERNELS = {
     "log_esp": (Kernel("esp", 1, 16, compiles=False),),
     "topk_marginals": (Kernel("esp", 1, 32, compiles=False),),
     "row_states": (Kernel("smooth", 1, 32, compiles=False),),
+    "multiply": (Kernel("scaling", 1, 1, compiles=False),),
 }
 """Which kernels there are. Beyond these limits they would lose digits or compile for minutes."""
 
@@ -190,6 +191,10 @@ def _family(module: str) -> Any:
         from topklass.kernels import expected
 
         return expected
+    if module == "scaling":
+        from topklass.kernels import scaling
+
+        return scaling
     from topklass.kernels import esp
 
     return esp

@@ -10,7 +10,7 @@ import topklass
 from linear_cases import LOSSES, Loss, differentiate, fused, layer
 from topklass.functional import _linear_function, linear_smooth_topk_loss
 from topklass.functional._contract import RowLoss
-from topklass.kernels import smooth
+from topklass.kernels import scaling, smooth
 
 CASES = LOSSES | {"long list": LOSSES["smooth"]._replace(parameters={"k": 40})}
 
@@ -65,3 +65,14 @@ def test_no_gradient_without_need(monkeypatch):
     of = layer(dtype=torch.float32)
     with torch.no_grad(), topklass.use_backend("kernel"):
         assert linear_smooth_topk_loss(of.input, of.weight, of.target, 3) > 0
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_multiplication_by_the_outgoing_gradient(factor, dtype, monkeypatch):
+    monkeypatch.setattr(scaling.launch, "PROGRAMS", 2)
+    monkeypatch.setattr(scaling.launch, "BLOCK", 16)
+    values = torch.randn(7, 11, dtype=dtype)
+    expected = values * factor
+    scaling.multiply(values, torch.tensor(factor, dtype=dtype))
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)

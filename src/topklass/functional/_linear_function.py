@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from topklass._transforms import needs_plain_backward
+from topklass.dispatch import find_kernel
 from topklass.functional._chunks import Gradients, Problem, Wanted, chunk_rows, in_chunks
 from topklass.functional._class_chunks import fewer_bytes, in_class_chunks
 from topklass.reference.power_sums import working_dtype
@@ -75,12 +76,21 @@ def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
         factor = outgoing if ctx.late is None else outgoing.float() * ctx.late
         for gradient in made:
             if gradient is not None:
-                gradient.mul_(factor)
+                _multiply(gradient, factor)
         return made
     input, weight, bias = ctx.saved_tensors
     outgoing = outgoing * _scale(input, problem)
     with torch.autocast(input.device.type, enabled=False):
         return _made(input, weight, bias, problem, outgoing, ctx.needs_input_grad[:3])[1]
+
+
+def _multiply(gradient: Tensor, factor: Tensor) -> None:
+    """In place; a kernel does not even read the gradient where the factor is 1, as it mostly is."""
+    kernel = find_kernel("multiply", gradient, 1, optional=True)
+    if kernel is None or not gradient.is_contiguous():
+        gradient.mul_(factor)
+    else:
+        kernel.multiply(gradient, factor)
 
 
 def _made(
