@@ -26,7 +26,9 @@ SMOOTHING = 0.1
 FEW = (2, 16)
 """Classes of a :class:`topklass.SparseTarget`."""
 EPSILON, SAMPLES = 0.2, 10
-"""Noise of the noised losses."""
+"""Noise of the noised losses, as in the paper."""
+WIDE = 1.0
+"""Noise by default, which brings many more classes near the k-th largest."""
 
 BASE = "cross-entropy"
 OURS = f"topklass, k = {K}"
@@ -51,6 +53,8 @@ class Candidate:
     published: bool = False
     classes: int = 1
     """Of the target of a row."""
+    epsilon: float = EPSILON
+    """Noise, for the families that have some."""
 
     def target(self, labels: Tensor, classes: int) -> Target:
         """Labels as this loss takes them: alone, or with other classes that count less."""
@@ -76,6 +80,8 @@ def on_gpu() -> list[Candidate]:
         Candidate(f"{OURS}, reference", "smooth", reference(SmoothTopKLoss(k=K))),
         Candidate("topklass, noised", "noised", noised()),
         Candidate("topklass, noised exact", "exact", noised(None)),
+        Candidate("topklass, noised, wide", "noised", noised(epsilon=WIDE), epsilon=WIDE),
+        Candidate("topklass, noised exact, wide", "exact", noised(None, WIDE), epsilon=WIDE),
         Candidate("topklass, noised, reference", "noised", reference(noised())),
         *published(),
     ]
@@ -131,8 +137,8 @@ def published() -> list[Candidate]:
     return found
 
 
-def noised(samples: int | None = SAMPLES) -> NoisedTopKLoss:
-    return NoisedTopKLoss(k=K, epsilon=EPSILON, samples=samples)
+def noised(samples: int | None = SAMPLES, epsilon: float = EPSILON) -> NoisedTopKLoss:
+    return NoisedTopKLoss(k=K, epsilon=epsilon, samples=samples)
 
 
 def compiled(loss: Loss) -> Loss:

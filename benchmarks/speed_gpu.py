@@ -49,8 +49,7 @@ ALONE = (
     BASE,
     OURS,
     *(f"topklass, k = {k}" for k in (10, 20, 32, 50)),
-    "topklass, noised",
-    "topklass, noised exact",
+    *(f"topklass, noised{kind}" for kind in ("", " exact", ", wide", " exact, wide")),
 )
 """Timed on the device alone, too, and on logits that are all 0."""
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.candidates import BASE, FEW, OURS, SMOOTHED, SMOOTHING
+from benchmarks.candidates import BASE, EPSILON, FEW, OURS, SMOOTHED, SMOOTHING, WIDE
 from benchmarks.markdown import hardware, number, shape, table
 from benchmarks.speed_gpu import ALONE
 
@@ -15,8 +15,10 @@ COLUMNS = {
     "topklass, k = 20": "k = 20",
     "topklass, k = 32": "k = 32",
     "topklass, k = 50": "k = 50",
-    "topklass, noised": "noised",
-    "topklass, noised exact": "noised exact",
+    "topklass, noised": f"noised, ε = {EPSILON}",
+    "topklass, noised, wide": f"noised, ε = {WIDE:g}",
+    "topklass, noised exact": f"noised exact, ε = {EPSILON}",
+    "topklass, noised exact, wide": f"noised exact, ε = {WIDE:g}",
     f"{OURS}, reference": "smooth, k = 5, reference",
     "topklass, noised, reference": "noised, reference",
     "published smooth loss": "published smooth",

@@ -16,9 +16,9 @@ Step = Callable[[], object]
 ITERATIONS = 10
 BATCH = 0.01
 """Seconds after which a batch of iterations ends early, whose time is one measurement."""
-ROUNDS = (5, 40)
+ROUNDS = (5, 25)
 """Fewest and most measurements of a candidate."""
-SHARE = 0.25
+SHARE = 0.15
 """Seconds for one candidate, if the fewest measurements take no longer."""
 
 WAIT = 4_000_000

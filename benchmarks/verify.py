@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import topklass
-from benchmarks.candidates import BASE, EPSILON, SAMPLES, Candidate, Loss
+from benchmarks.candidates import BASE, SAMPLES, Candidate, Loss
 from benchmarks.expected_topk import expected_topk
 from experiments.algorithms import log_esp_tree, smooth_topk_loss_with
 from topklass._targets import SparseTarget, Target
@@ -82,7 +82,7 @@ def exact(candidate: Candidate, logits: Tensor, target: Target) -> tuple[float, 
     if candidate.family == "smooth":
         losses = smooth_topk_loss_with(log_esp_tree, wide, target, candidate.k)
     else:
-        threshold, _, chances = expected_topk(wide, candidate.k + 1, EPSILON)
+        threshold, _, chances = expected_topk(wide, candidate.k + 1, candidate.epsilon)
         linear = threshold + (chances * (wide - wide.detach())).sum(1)  # has them as its gradient
         losses = F.relu(1 + linear - wide.gather(1, target[:, None])[:, 0])
     (gradient,) = torch.autograd.grad(losses.sum(), wide)
@@ -99,7 +99,7 @@ def noised_deviation(candidate: Candidate, logits: Tensor, target: Tensor) -> fl
     check_counts(candidate, gradient, target)
     del gradient
     scores = logits.detach()[some_rows(logits)[:8]]
-    mean, variance, chances = expected_topk(scores.double(), candidate.k + 1, EPSILON)
+    mean, variance, chances = expected_topk(scores.double(), candidate.k + 1, candidate.epsilon)
     copies = min(64, max(8, 2**23 // scores.numel()))
     label = scores.argmin(1)
     many = scores.repeat_interleave(copies, 0).requires_grad_()
