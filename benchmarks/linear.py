@@ -10,14 +10,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.environment import describe, place, write
-from benchmarks.linear_candidates import CHUNKS, OURS, PLAIN, Candidate, candidates, smooth
+from benchmarks.linear_candidates import (
+    BY_ROWS,
+    CHUNKS,
+    OURS,
+    PLAIN,
+    Candidate,
+    candidates,
+    smooth,
+)
+from benchmarks.linear_model import ceilings
 from benchmarks.memory import peak_on_cpu, peak_on_gpu
 from benchmarks.others import Others
 from benchmarks.rows import Row, digits, say
 from benchmarks.timing import Step, medians
 from benchmarks.verify import WrongResult
+from topklass._checks import Options
 from topklass.functional import linear_predict_topk
-from topklass.functional._chunks import add_product
+from topklass.functional._chunks import Problem as Call
+from topklass.functional._chunks import add_product, chunk_rows, default_bytes
+from topklass.functional.smooth import SmoothHinge
 
 
 class Case(NamedTuple):
@@ -49,6 +61,7 @@ ERROR = 0.02
 def main(device: torch.device, smoke: bool) -> None:
     """Each part is written when it is measured; what fails is recorded, and the rest goes on."""
     others, began = Others(), time.perf_counter()
+    speeds = ceilings(device, smoke)
     parts: dict[str, list[Row]] = {
         name: [] for name in ("rows", "rooms", "predictions", "sums", "failed")
     }
@@ -68,6 +81,7 @@ def main(device: torch.device, smoke: bool) -> None:
             **describe(device),
             "cores_used_by_others": others.cores(),
             "seconds": round(time.perf_counter() - began),
+            "ceilings": speeds,
             **parts,
         }
         write(f"linear-{place(device)}", record, smoke)
@@ -189,7 +203,17 @@ def compare(case: Case, problem: Problem, smoke: bool) -> list[Row]:
         row["error"] = errors[row["loss"]]
         for name, base in (("over_plain", PLAIN), ("over_chunks", CHUNKS)):
             row[name] = digits(row["milliseconds"] / times[base], 4) if base in times else None
+        if row["loss"] == BY_ROWS:
+            row["chunks"] = chunks_of_rows(problem)
     return rows + failed
+
+
+def chunks_of_rows(problem: Problem) -> int:
+    """How many there are by default."""
+    input, weight, target = (tensor.detach() for tensor in problem)
+    loss, labels = SmoothHinge(K, 1.0, 1.0), target.unsqueeze(1)
+    call = Call(loss, labels, Options(), None, 1.0, input.dtype, default_bytes(weight))
+    return -(-len(input) // chunk_rows(input, weight, call))
 
 
 def compare_rooms(case: Case, problem: Problem, smoke: bool) -> list[Row]:

@@ -15,6 +15,7 @@ from benchmarks.linear_candidates import (
     PLAIN_SMOOTH,
     TORCH,
 )
+from benchmarks.linear_model import of_class_chunks, of_row_chunks
 from benchmarks.markdown import hardware, number, table
 
 Record = dict[str, Any]
@@ -35,6 +36,36 @@ def layers(record: Record) -> str:
         "Forward + backward in bfloat16: milliseconds (MiB of peak memory beyond inputs and "
         f"gradients; {hardware(record)}):\n\n" + table(head, rows) + "\n\nLargest relative error "
         f"of the input's gradient in rows of these problems against float64: {worst:.2g}."
+    )
+
+
+def model(record: Record) -> str:
+    """One line a layer and kind of chunks: the cost model beside what was measured."""
+    speeds = record["ceilings"]
+    rows = []
+    for row in record["rows"]:
+        if row["loss"] not in (BY_ROWS, BY_CLASSES):
+            continue
+        by_rows = row["loss"] == BY_ROWS
+        cost = of_row_chunks(row) if by_rows else of_class_chunks(row)
+        expected, measured = cost.milliseconds(speeds), row["milliseconds"]
+        chunks = f"rows, {row['chunks']} chunks" if by_rows else "classes"
+        size = (number(cost.operations / 1e12), number(cost.bytes / 1e9))
+        times = (number(expected), number(measured), number(measured / expected))
+        rows.append((shape(row), chunks, *size, *times))
+    head = (
+        "N × d → C",
+        "chunks of",
+        "10^12 operations",
+        "GB",
+        "model, ms",
+        "measured, ms",
+        "measured over model",
+    )
+    return (
+        f"At {speeds['operations_per_second'] / 1e12:.0f} · 10^12 operations and "
+        f"{speeds['bytes_per_second'] / 1e12:.2f} TB a second, those of a large product and of a "
+        f"copy in the same run ({hardware(record)}):\n\n" + table(head, rows)
     )
 
 

@@ -45,6 +45,7 @@ PREDICTION: dict[str, Render] = {
 }
 LINEAR: dict[str, tuple[str, Render]] = {
     "linear": ("rows", linear_tables.layers),
+    "linear-model": ("ceilings", linear_tables.model),
     "linear-rooms": ("rooms", linear_tables.rooms),
     "linear-predictions": ("predictions", linear_tables.predictions),
     "linear-sums": ("sums", linear_tables.sums),
