@@ -19,6 +19,7 @@ from benchmarks.candidates import (
     with_smoothing,
 )
 from benchmarks.environment import describe, place, write
+from benchmarks.first_calls import first_calls
 from benchmarks.memory import peak
 from benchmarks.others import Others
 from benchmarks.rows import Row, digits
@@ -57,7 +58,17 @@ ALONE = (
 def main(device: torch.device, quick: bool) -> None:
     start, others = time.perf_counter(), Others()
     parts: dict[str, list[Row]] = {
-        name: [] for name in ("rows", "few", "smoothing", "training", "growth", "dtypes", "failed")
+        name: []
+        for name in (
+            "rows",
+            "few",
+            "smoothing",
+            "training",
+            "growth",
+            "dtypes",
+            "first_calls",
+            "failed",
+        )
     }
     bandwidth = copy_bandwidth(device, 2**24 if quick else 2**28)
 
@@ -99,6 +110,7 @@ def main(device: torch.device, quick: bool) -> None:
     for shape in QUICK_SHAPES[1:] if quick else DTYPE_SHAPES:
         title = "{:,} × {:,}".format(*shape)
         add("dtypes", title, lambda shape=shape: measure_dtypes(*shape, device))
+    add("first_calls", "compilation", lambda: first_calls(quick))
 
 
 def measure(samples: int, classes: int, device: torch.device, quick: bool = False) -> list[Row]:
@@ -220,7 +232,5 @@ def row_of(rows: list[Row], shape: tuple[int, int], name: str, kind: str = "3·r
 
 def summary(rows: Iterable[Row]) -> str:
     """Ratios and failures, in a line."""
-    return ", ".join(
-        f"{row.get('loss', '')} ({row.get('logits', '')}) {row.get('failed', row.get('ratio'))}"
-        for row in rows
-    )
+    keys = ("loss", "logits", "ratio", "seconds", "failed")
+    return ", ".join(" ".join(str(row[key]) for key in keys if key in row) for row in rows)

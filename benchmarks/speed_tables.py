@@ -240,6 +240,18 @@ def training(record: Record) -> str:
     )
 
 
+def first_calls(record: Record) -> str:
+    """One line a loss: a call that compiles the kernels, and the next one."""
+    rows = [
+        (row["loss"], number(row["seconds"]), number(1e3 * row["seconds_again"]))
+        for row in record["first_calls"]
+    ]
+    return (
+        f"{shape(record['first_calls'][0])} logits, forward + backward, an empty cache "
+        f"({hardware(record)}):\n\n" + table(("loss", "first call, s", "second call, ms"), rows)
+    )
+
+
 def over(time: float | None, base: float | None) -> str:
     return "–" if time is None or base is None else number(time / base)
 

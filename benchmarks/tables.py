@@ -30,6 +30,7 @@ SPEED_GPU: dict[str, tuple[str, Render]] = {
     "training-gpu": ("training", speed_tables.training),
     "growth-gpu": ("growth", speed_tables.growth),
     "dtypes-gpu": ("dtypes", speed_tables.dtypes),
+    "first-calls-gpu": ("first_calls", speed_tables.first_calls),
 }
 """With the part of the record that each shows: a run may have been cut off."""
 STUDY: dict[str, Render] = {

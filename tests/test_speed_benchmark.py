@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks import speed_gpu, tables, training_steps
+from benchmarks import first_calls, speed_gpu, tables, training_steps
 from benchmarks.candidates import (
     BASE,
     OURS,
@@ -18,6 +18,7 @@ from torch import Tensor
 import topklass
 
 CPU = torch.device("cpu")
+FIRST_CALL = {"samples": 4, "classes": 40, "loss": OURS, "seconds": 2.5, "seconds_again": 0.001}
 
 
 @pytest.fixture
@@ -28,6 +29,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     times = {
         "medians": lambda steps, *_, **__: dict.fromkeys(steps, 0.001),
         "training_steps": lambda _: [],
+        "first_calls": lambda _: [FIRST_CALL],
         "copy_bandwidth": lambda *_: 1e12,
         "on_gpu": lambda: one,
         "QUICK_SHAPES": ((4, 40), (3, 50)),
@@ -47,9 +49,16 @@ def test_record_and_tables(short):
     assert all(row["gradient_error"] < 1e-5 for row in short["few"] + short["smoothing"])
     short |= {"gpu": "some", "triton": "3"}
     texts = dict(tables.of_parts({**short, "rows": [], "growth": []}, tables.SPEED_GPU))
-    assert list(texts) == ["smoothing-gpu", "few-gpu", "dtypes-gpu"]
+    assert list(texts) == ["smoothing-gpu", "few-gpu", "dtypes-gpu", "first-calls-gpu"]
+    assert f"| {OURS} | 2.5 | 1 |" in texts["first-calls-gpu"]
     assert "| 4 × 40 | 1 | 1 (1) | 1 (1) | 1 (1) | 1 (1) |" in texts["smoothing-gpu"]
     assert "| 3 × 50 | 1 | 1 | 1 |" in texts["few-gpu"]
+
+
+def test_times_of_first_calls():
+    (row,) = first_calls.first_calls(quick=True)
+    assert 0 < row["seconds_again"] < 60
+    assert row["seconds"] > 0
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(monkeypatch):
