@@ -51,17 +51,17 @@ def test_all_epochs(whole):
     assert found[best]["validation/top2"] == max(row["validation/top2"] for row in found)
 
 
-@pytest.mark.parametrize(("monitor", "best"), [("top-k", 1), ("both", 2)])
-def test_the_best_epoch_by_lists_or_by_both_accuracies(tmp_path, monkeypatch, monitor, best):
+@pytest.mark.parametrize(("best_by", "best"), [("top-k", 1), ("both", 2)])
+def test_the_best_epoch_by_lists_or_by_both_accuracies(tmp_path, monkeypatch, best_by, best):
     accuracies = [(0.1, 0.5), (0.2, 0.9), (0.8, 0.8), (0.3, 0.7)]
     of_epochs = iter(torch.tensor(accuracies).repeat_interleave(2, 0))  # training and validation
     computed = lambda _: dict(zip(("top1", "top2"), next(of_epochs), strict=True))  # noqa: E731
     monkeypatch.setattr(RankAccuracy, "compute", computed)
-    recipe = RECIPE.with_changes({"monitor": monitor, "epochs": 4})
+    recipe = RECIPE.with_changes({"best_by": best_by, "epochs": 4})
     assert train(recipe, tmp_path, dataset=toy())["epoch"] == best
     logged = [row.get("validation/both") for row in epochs(tmp_path)]
     means = [pytest.approx(sum(each) / 2) for each in accuracies]
-    assert logged == ([None] * 4 if monitor == "top-k" else means)
+    assert logged == ([None] * 4 if best_by == "top-k" else means)
 
 
 def test_the_epoch_is_told_to_the_criterion(tmp_path):

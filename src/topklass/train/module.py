@@ -55,7 +55,7 @@ class Classifier(L.LightningModule):
         self.began = time.perf_counter()
         """When training began, minus the time that it took before an interruption."""
         ks = tuple(dict.fromkeys((1, recipe.k)))
-        self.monitored = f"validation/{'both' if recipe.monitor == 'both' else f'top{recipe.k}'}"
+        self.monitored = f"validation/{'both' if recipe.best_by == 'both' else f'top{recipe.k}'}"
         self.train_loss = MeanMetric(nan_strategy="disable")  # looking for NaN waits for the GPU
         if not torch.backends.mps.is_available():  # the same in any order of additions
             self.train_loss.set_dtype(torch.float64)

@@ -34,7 +34,7 @@ CHOICES = {
     "border": ("zero", "edge"),
     "schedule": ("one-cycle", "cosine", "steps", "constant"),
     "average": ("micro", "macro"),
-    "monitor": ("top-k", "both"),
+    "best_by": ("top-k", "both"),
     "precision": ("32-true", "bf16-mixed", "16-mixed"),
 }
 """Settings that are one of several words."""
@@ -160,7 +160,7 @@ class Recipe:
     ema: float | None = setting(
         TRAINING, "Decay of a moving average of the weights, used instead of them.", None
     )
-    monitor: str = setting(
+    best_by: str = setting(
         TRAINING,
         "Accuracy to choose the best epoch by: top-k, or both (the mean of top-1 and top-k).",
         "top-k",
