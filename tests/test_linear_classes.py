@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from benchmarks.memory import peak_on_cpu
 
 from contract_cases import all_pairs
 from linear_cases import CLASSES, LOSSES, MARGINS, ROWS, differentiate, fused, layer, plain
 from topklass._checks import Options
-from topklass.functional import _class_chunks, _linear_function
+from topklass.functional import _class_chunks, _linear_function, linear_smooth_topk_loss
 from topklass.functional._chunks import Problem
 from topklass.functional.smooth import SmoothHinge
 from topklass.functional.topk_cross_entropy import ListMixture
@@ -130,15 +131,31 @@ def test_when(monkeypatch):
     """Many classes, of which few rows fit into a chunk; few features; on a GPU."""
     choose = _class_chunks.fewer_bytes
     loss = SmoothHinge(5, 1.0, 1.0)
-    few = torch.empty(1024, 256)
-    assert not choose(few, problem(loss, 1024), 80)  # on a CPU
+    few, many = torch.empty(1024, 256), 10**7
+    assert not choose(few, many, problem(loss, 1024), 80)  # on a CPU
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    assert choose(few, problem(loss, 1024), 80)
-    assert choose(few, problem(ListMixture((1, 5), (0.5, 0.5), 5.0, 0.0), 1024), 80)
-    assert not choose(few, problem(loss, 1024), 512)
-    assert not choose(torch.empty(8192, 4096), problem(loss, 8192), 2816)
-    assert not choose(torch.empty(8192, 512), problem(loss, 8192), 512)
-    assert not choose(few, problem(loss, 1024, label_smoothing=0.1), 80)
-    assert not choose(few, problem(SmoothHinge(33, 1.0, 1.0), 1024), 80)
+    assert choose(few, many, problem(loss, 1024), 80)
+    assert choose(few, many, problem(ListMixture((1, 5), (0.5, 0.5), 5.0, 0.0), 1024), 80)
+    assert not choose(few, many, problem(loss, 1024), 512)
+    assert choose(few, 10**6, problem(loss, 1024), 80)
+    assert not choose(few, 10**6, problem(loss, 1024), 128)  # little to save
+    assert not choose(torch.empty(8192, 4096), many, problem(loss, 8192), 2816)
+    assert not choose(torch.empty(8192, 512), many, problem(loss, 8192), 512)
+    assert not choose(few, many, problem(loss, 1024, label_smoothing=0.1), 80)
+    assert not choose(few, many, problem(SmoothHinge(33, 1.0, 1.0), 1024), 80)
     soft = problem(loss, 1024)._replace(targets=torch.zeros(1024, 10))
-    assert not choose(few, soft, 80)
+    assert not choose(few, many, soft, 80)
+
+
+@pytest.mark.parametrize("k", [5, 32])
+def test_memory(k):
+    """That of a chunk, and O(k) numbers of a row, whatever the number of chunks."""
+    rows, classes, room = 256, 20_000, 2**20
+    of = layer(rows=rows, classes=classes, features=4, dtype=torch.float32, bias=False)
+
+    def step() -> None:
+        linear_smooth_topk_loss(of.input, of.weight, of.target, k, chunk_bytes=room).backward()
+
+    taken = peak_on_cpu(step) - of.input.nbytes - of.weight.nbytes
+    state = 8 * rows * k * k  # powers of heads, while states merge
+    assert taken < 4 * room + 4 * state < rows * classes * 4

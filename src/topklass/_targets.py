@@ -146,3 +146,14 @@ def without_padding(target: SparseTarget, ignore_index: int) -> SparseTarget:
     return SparseTarget(
         target.indices.masked_fill(padding, 0), target.weights.masked_fill(padding, 0.0)
     )
+
+
+def labels_within(labels: Tensor, start: int, count: int, nowhere: int = -1) -> Tensor:
+    """Labels counted from ``start``, and ``nowhere`` for those outside of so many classes.
+
+    Example:
+        >>> labels_within(torch.tensor([4, 5, 9, -100]), 5, 3)
+        tensor([-1,  0, -1, -1])
+    """
+    here = labels - start
+    return here.masked_fill((here < 0) | (here >= count), nowhere)

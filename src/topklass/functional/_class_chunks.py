@@ -6,30 +6,34 @@ makes the logits again and their gradient with them. That is one product more, b
 weight is read three times in all, and its gradient is written once, without sums in between.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from topklass._checks import every_class_counts
-from topklass._targets import SparseTarget
+from topklass._targets import SparseTarget, labels_within
 from topklass._transforms import graph_of_its_own
 from topklass.functional._chunks import Gradients, Problem, Wanted, add_product
 from topklass.functional._contract import margin_of_label, working
 from topklass.functional.smooth import SmoothHinge
-from topklass.functional.topk_cross_entropy import ListMixture
+from topklass.functional.topk_cross_entropy import ListMixture, losses_of_states
 from topklass.operators.row_states import Slopes, find_backend, read_states, states_gradient
 from topklass.reference.power_sums import LARGEST_K, wide_dtype, working_dtype
-from topklass.reference.row_states import merged, shorter, smooth_gap
+from topklass.reference.row_states import States, merged
 
 OPERATIONS_PER_BYTE = 150
 """Of products in half precision, in the time in which a GPU reads a byte."""
+STARTING_BYTES = 10**10
+"""What a GPU reads in the time in which the many small kernels of chunks of classes start."""
 MULTIPLE = 64
 """Of classes in a chunk, if it has as many: unaligned rows of logits slow products threefold."""
 
 
-def fewer_bytes(input: Tensor, problem: Problem, rows: int) -> bool:
+def fewer_bytes(input: Tensor, classes: int, problem: Problem, rows: int) -> bool:
     """Whether chunks of classes serve, and take less time than chunks of so many rows.
 
     Another product, and logits written and read once more, against a weight that is read twice and
@@ -45,7 +49,8 @@ def fewer_bytes(input: Tensor, problem: Problem, rows: int) -> bool:
     count, features = input.shape
     size, chunks = problem.dtype.itemsize, -(-count // rows)
     again = 2 * size * count + 2 * count * features / OPERATIONS_PER_BYTE
-    return 4 * size * features * (chunks - 1) > again
+    saved = 4 * size * features * (chunks - 1) - again
+    return saved * classes > STARTING_BYTES
 
 
 class _Piece(NamedTuple):
@@ -75,29 +80,25 @@ def in_class_chunks(
         return F.linear(features, weight[piece.classes].to(dtype), shift)
 
     pieces = _pieces(weight, problem)
-    states = [
-        read_states(backend, logits(piece), piece.labels, max(loss.lengths), loss.temperature)
-        for piece in pieces
-    ]
-    heads, places, sums, of_labels = (torch.stack(each, 1) for each in zip(*states, strict=True))
-    leaves = heads, sums, of_labels.sum(1)
+    row = _read(backend, loss, pieces, logits, len(weight))
     with graph_of_its_own():
-        for leaf in leaves:
+        for leaf in (*row.states, row.label):
             leaf.requires_grad_(outgoing is not None)
-        losses = _losses(loss, len(weight), problem, *leaves)
+        losses = _losses(loss, len(weight), problem, row)
     if outgoing is None:
         return losses, (None, None, None)
     scale = outgoing.to(losses.dtype).expand_as(losses)
-    slopes = Slopes(*torch.autograd.grad(losses, leaves, scale))
+    slopes = Slopes(*torch.autograd.grad(losses, (*row.states, row.label), scale))
+    heads = row.states.heads.detach()
 
     of_input = torch.empty_like(input, dtype=wide) if wanted[0] else None
     of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     of_bias = None if bias is None else torch.empty_like(bias)
     for i, piece in enumerate(pieces):
-        own = Slopes(slopes.heads[:, i], slopes.sums[:, i], slopes.label)
         made = logits(piece)
+        places = labels_within(row.places, piece.classes.start, made.shape[1], made.shape[1])
         gradient = states_gradient(
-            backend, made, piece.labels, heads[:, i], places[:, i], own, loss.temperature, out=made
+            backend, made, piece.labels, heads, places, slopes, loss.temperature, out=made
         )
         if of_input is not None:
             add_product(of_input, gradient, weight[piece.classes].to(dtype), first=i == 0)
@@ -119,13 +120,9 @@ def _pieces(weight: Tensor, problem: Problem) -> list[_Piece]:
     assert isinstance(labels, Tensor)
     most = max(1, problem.chunk_bytes // (max(1, len(labels)) * problem.dtype.itemsize))
     step = classes_of_a_piece(classes, most)
-    found = []
-    for start in range(0, classes, step):
-        own = labels - start
-        elsewhere = (own < 0) | (own >= min(step, classes - start))
-        elsewhere |= labels == problem.options.ignore_index
-        found.append(_Piece(slice(start, start + step), own.masked_fill(elsewhere, -1)))
-    return found
+    labels = labels.masked_fill(labels == problem.options.ignore_index, -1)
+    ranges = [slice(start, min(start + step, classes)) for start in range(0, classes, step)]
+    return [_Piece(own, labels_within(labels, own.start, own.stop - own.start)) for own in ranges]
 
 
 def classes_of_a_piece(classes: int, most: int) -> int:
@@ -141,26 +138,54 @@ def classes_of_a_piece(classes: int, most: int) -> int:
     return -(-equal // multiple) * multiple
 
 
-def _losses(
+class _Rows(NamedTuple):
+    """What the first pass finds."""
+
+    states: States
+    places: Tensor
+    """The classes of the heads, (N, k); the number of all classes for absent ones."""
+    label: Tensor
+    """The labels' scores, (N, 1)."""
+
+
+def _read(
+    backend: Any,
     loss: SmoothHinge | ListMixture,
+    pieces: list[_Piece],
+    logits: Callable[[_Piece], Tensor],
     classes: int,
-    problem: Problem,
-    heads: Tensor,
-    sums: Tensor,
-    of_label: Tensor,
-) -> Tensor:
-    """(N) losses from the states of pieces, (N, P, k) each, and the labels' scores, (N, 1)."""
+) -> _Rows:
+    """Read the logits of each piece once; only the states of rows so far are kept."""
+    k, temperature = max(loss.lengths), loss.temperature
+    rows: _Rows | None = None
+    for piece in pieces:
+        heads, places, sums, label = read_states(
+            backend, logits(piece), piece.labels, k, temperature
+        )
+        places = (places + piece.classes.start).masked_fill(heads == -inf, classes)
+        if rows is not None:
+            before = rows.states
+            heads, sums = (
+                torch.stack(each, 1) for each in ((before.heads, heads), (before.sums, sums))
+            )
+            (heads, sums), chosen = merged(heads, sums, temperature)
+            places = torch.cat([rows.places, places], 1).gather(1, chosen)
+            label = rows.label + label
+        rows = _Rows(States(heads, sums), places, label)
+    assert rows is not None
+    return rows
+
+
+def _losses(loss: SmoothHinge | ListMixture, classes: int, problem: Problem, row: _Rows) -> Tensor:
+    """(N) losses."""
     labels, options = problem.targets, problem.options
     assert isinstance(labels, Tensor)
-    states, _ = merged(heads, sums, loss.temperature)
-    lists = [shorter(states, k, loss.temperature) for k in loss.lengths]
-    gaps = [smooth_gap(each, of_label, loss.temperature) for each in lists]
     ignored = labels == options.ignore_index
     known = (labels >= 0) & (labels < classes)
     labels = labels.masked_fill(ignored | ~known, 0)
-    losses = loss.of_gaps(gaps, margin_of_label(loss.margin, labels))
+    losses = losses_of_states(loss, row.states, row.label, margin_of_label(loss.margin, labels))
     if options.weight is not None:
         losses = losses * working(options.weight)[labels]
     # A target that is no class has the loss NaN, an ignored one 0, and a gradient of 0.
     losses = losses * torch.where(known | ignored, 1.0, torch.nan)
-    return losses.masked_fill(ignored, 0.0).squeeze(1).to(wide_dtype(heads))
+    return losses.masked_fill(ignored, 0.0).squeeze(1).to(wide_dtype(row.label))

@@ -103,7 +103,7 @@ def _made(
 ) -> tuple[Tensor, Gradients]:
     """(N) losses, and with an outgoing gradient, () or (N), those of input, weight and bias."""
     rows = chunk_rows(input, weight, problem)
-    if fewer_bytes(input, problem, rows):
+    if fewer_bytes(input, len(weight), problem, rows):
         return in_class_chunks(input, weight, bias, problem, outgoing, wanted)
     return in_chunks(input, weight, bias, problem, outgoing, wanted, rows)
 

@@ -20,14 +20,13 @@ from topklass.functional._contract import RowLoss, working
 from topklass.functional.hinge import hinge
 from topklass.functional.noised import NoisedHinge
 from topklass.functional.smooth import SmoothHinge
-from topklass.functional.topk_cross_entropy import ListMixture
+from topklass.functional.topk_cross_entropy import ListMixture, losses_of_states
 from topklass.operators.row_states import row_states
 from topklass.reference.power_sums import LARGEST_K, wide_dtype, working_dtype
 from topklass.reference.row_states import (
     States,
     merged,
     shorter,
-    smooth_gap,
     smooth_gap_every_label,
 )
 
@@ -129,9 +128,7 @@ class ShardedLists:
         return Known(torch.cat(whole, 1), torch.where(own, found, shards.size))
 
     def of_label(self, known: Known, score: Tensor, margin: float | Tensor) -> Tensor:
-        states, temperature = States(*known.numbers.chunk(2, 1)), self.loss.temperature
-        each = [shorter(states, k, temperature) for k in self.loss.lengths]
-        return self.loss.of_gaps([smooth_gap(s, score, temperature) for s in each], margin)
+        return losses_of_states(self.loss, States(*known.numbers.chunk(2, 1)), score, margin)
 
     def of_classes(self, scores: Tensor, known: Known, margin: float | Tensor) -> Tensor:
         states, temperature = States(*known.numbers.chunk(2, 1)), self.loss.temperature

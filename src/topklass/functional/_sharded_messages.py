@@ -8,6 +8,7 @@ from torch import Tensor
 
 from topklass._checks import labels_in_range
 from topklass._collectives import ClassShards, gathered
+from topklass._targets import labels_within
 from topklass._transforms import can_read_values
 from topklass.functional._sharded_forms import Known, ShardedLoss
 
@@ -61,8 +62,7 @@ def exchange(
 
 def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
     """Labels among the classes of this rank, −1 for those of other ranks and ignored ones."""
-    here = labels - shards.start
-    return here.masked_fill(ignored | (here < 0) | (here >= shards.size), -1)
+    return labels_within(labels, shards.start, shards.size).masked_fill(ignored, -1)
 
 
 def values_of(values: float | Tensor | None, labels: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from topklass.functional._contract import (
 )
 from topklass.functional.smooth import SmoothHinge
 from topklass.reference.every_label_rows import mixed
+from topklass.reference.row_states import States, shorter, smooth_gap
 
 Lengths = int | Mapping[int, float] | Sequence[float]
 """One length of the list, weights of several lengths, or the weights of the lengths 1, 2, …"""
@@ -243,3 +244,11 @@ class ListMixture(RowLoss):
         smooth = list_of(k, self.margin, self.temperature)
         losses = smooth.rows(scores, None) if labels is None else smooth.of_labels(scores, labels)
         return k / self.temperature * losses
+
+
+def losses_of_states(
+    loss: SmoothHinge | ListMixture, states: States, score: Tensor, margin: float | Tensor
+) -> Tensor:
+    """Losses of labels with these scores and margins, (R, 1), from the states of all others."""
+    each = [shorter(states, k, loss.temperature) for k in loss.lengths]
+    return loss.of_gaps([smooth_gap(s, score, loss.temperature) for s in each], margin)
