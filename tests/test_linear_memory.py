@@ -78,6 +78,22 @@ def test_small_gradients_in_float16(monkeypatch):
     torch.testing.assert_close(gradient.double(), expected, rtol=0.02, atol=1e-3)
 
 
+@pytest.mark.parametrize("by_classes", [False, True])
+def test_large_sums_in_float16(by_classes, monkeypatch):
+    """Sums over rows that float16 cannot hold before they are divided by the number of rows."""
+    monkeypatch.setattr(_linear_function, "fewer_bytes", lambda *_: by_classes)
+    of = layer(rows=8192, features=4, dtype=torch.float16)
+    with torch.no_grad():
+        of.input.add_(20)
+        of.weight.mul_(0.01)
+        of.target.fill_(0)
+    wide = Layer(*(t.detach().double().requires_grad_() for t in of[:3]), of.target)
+    _, _, *found = differentiate(fused(LOSSES["cross-entropy"], of), of)
+    _, _, *expected = differentiate(plain(LOSSES["cross-entropy"], wide), wide)
+    for given, wanted in zip(found, expected, strict=True):
+        assert (given.double() - wanted).norm() < 0.01 * wanted.norm()
+
+
 # Memory
 
 

@@ -37,8 +37,10 @@ class _LinearLoss(torch.autograd.Function):
         scale = _scale(input, problem) if early else None
         ctx.late = None
         if scale is not None and problem.dtype == torch.float16:
-            # Before the loss is scaled, the gradient of a mean may be too small for float16.
-            ctx.late, scale = scale, torch.ones_like(scale)
+            # Whole, the divisor of a mean would make gradients of rows too small for float16;
+            # without it, their sums are too large. So half of it comes before, half after.
+            ctx.late = scale.abs().sqrt()
+            scale = ctx.late.copysign(scale)
         with torch.autocast(input.device.type, enabled=False):
             losses, gradients = _made(input, weight, bias, problem, scale, wanted)
         if any(wanted):
