@@ -107,6 +107,29 @@ def other_shapes() -> None:
     torch.testing.assert_close(TF.smooth_topk_loss(partial, target, 3).full_tensor(), expected)
 
 
+def differences() -> None:
+    """Another argument on any rank of the mesh is an error on all ranks."""
+    logits, target = torch.randn(ROWS, CLASSES), torch.randint(CLASSES, (ROWS,))
+    last = dist.get_rank() == dist.get_world_size() - 1
+    for mesh in meshes():
+        for placements in PLACEMENTS[mesh.ndim]:
+            if Shard(1) not in placements:
+                continue
+            mine = distribute_tensor(logits, mesh, placements)
+            margins = {"margin": torch.tensor(2.0)}, {"margin": torch.ones(CLASSES)}
+            for wrong in ({"k": 2}, {"tau": 2.0}, {"reduction": "sum"}, *margins):
+                each = wrong if last else {}
+                with raises((ValueError, RuntimeError), "must be the same on all ranks"):
+                    TF.smooth_topk_loss(mine, target, **{"k": 3} | each)
+            few = target[:-1] if last else target
+            with raises((ValueError, RuntimeError), "must have shape"):
+                TF.smooth_topk_loss(mine, few, 3)
+            torch.testing.assert_close(
+                TF.smooth_topk_loss(mine, target, 3).full_tensor(),
+                TF.smooth_topk_loss(logits, target, 3),
+            )
+
+
 def what_is_not_served() -> None:
     mesh = meshes()[-1]
     logits, target = torch.randn(ROWS, CLASSES), torch.randint(CLASSES, (ROWS,))
@@ -127,4 +150,4 @@ def what_is_not_served() -> None:
     )
 
 
-CASES = [all_meshes, other_shapes, what_is_not_served]
+CASES = [all_meshes, other_shapes, differences, what_is_not_served]

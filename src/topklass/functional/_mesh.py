@@ -4,6 +4,8 @@ As in ``torch.distributed.tensor.parallel.loss_parallel``, one dimension of the 
 classes, and the others rows. Rows need no exchange but that of the sum.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -55,40 +57,26 @@ def mesh_loss(
     Returns:
         A DTensor: replicated, or with ``reduction="none"`` sharded over rows as the logits are.
     """
-    if getattr(loss, "noise", None) is not None:
-        raise NotImplementedError("noise cannot be given for logits that are a DTensor")
-    check_options(options, check_logits(logits, dim))
-    if isinstance(target, SparseTarget):
-        check_sparse_target(logits, target, dim)
-    else:
-        check_indices_are_ignored(check_target(logits, target, dim), options)
     mesh, at = logits.device_mesh, class_dimension(logits, dim)
     logits, of_classes = _placed(logits, at)
     of_rows = [_without_classes(placement, at) for placement in logits.placements]
-    per_class: list[Placement] = [
-        Shard(0) if i == of_classes else Replicate() for i in range(mesh.ndim)
-    ]
-    margin = loss.margin
-    if isinstance(margin, Tensor) and margin.dim():
-        loss = replace(loss, margin=_part(margin, mesh, per_class))  # type: ignore[type-var]
-    weight = None if options.weight is None else _part(options.weight, mesh, per_class)
-    options = options._replace(weight=weight)
-    local = _local(logits)
-    if isinstance(target, SparseTarget):
-        few: list[Placement] = [Replicate() if p.is_shard(at) else p for p in logits.placements]
-        target = SparseTarget(*(_part(tensor, mesh, few) for tensor in target))
-    else:
-        dense = target.is_floating_point()
-        target = _part(target, mesh, list(logits.placements) if dense else of_rows)
-    if of_classes is None:
-        losses, total = _of_whole_rows(loss, local, target, dim, options)
-    else:
-        group = mesh.get_group(of_classes)
-        with Agreement(type(loss).__name__, group) as agreement:
+    with _agreed(type(loss).__name__, mesh, of_classes) as agreements:
+        _check(loss, logits, target, dim, options)
+        loss, target, options = _own(loss, logits, target, at, options, of_classes)
+        local = _local(logits)
+        if of_classes is None:
+            losses, total = _of_whole_rows(loss, local, target, dim, options)
+        else:
+            agreement = agreements[-1]
             form = sharded_form(loss, agreement.rank)
             targets = agree(agreement, form, local, target, dim, options, **_parameters(loss))
-        scores = to_rows(local, dim)
-        losses, total = sharded_losses(form, scores, targets, options, agreement.shards)
+            of_part = "the number of rows"
+            same = {name: each for name, each in agreement.facts.items() if name != of_part}
+            for other in agreements[:-1]:
+                other.facts |= same
+    if of_classes is not None:
+        scores, shards = to_rows(local, dim), agreements[-1].shards
+        losses, total = sharded_losses(form, scores, targets, options, shards)
 
     if options.reduction == "none":
         result = losses.reshape(index_shape(local, dim))
@@ -109,6 +97,55 @@ def mesh_loss(
         shape=shape,
         stride=tuple(prod(shape[i + 1 :]) for i in range(len(shape))),
     )
+
+
+@contextmanager
+def _agreed(function: str, mesh: DeviceMesh, of_classes: int | None) -> Iterator[list[Agreement]]:
+    """Agreements of the ranks along each dimension of the mesh, that of the classes last.
+
+    Those along the last dimension are compared first. An error there is an error along the next
+    one, so all ranks learn of it. Where only rows are sharded nothing is compared.
+    """
+    dims = list(range(mesh.ndim)) if of_classes is not None else []
+    dims.sort(key=lambda i: i == of_classes)
+    with ExitStack() as stack:
+        yield [stack.enter_context(Agreement(function, mesh.get_group(i))) for i in dims]
+
+
+def _check(loss: RowLoss, logits: DTensor, target: Target, dim: int, options: Options) -> None:
+    if getattr(loss, "noise", None) is not None:
+        raise NotImplementedError("noise cannot be given for logits that are a DTensor")
+    check_options(options, check_logits(logits, dim))
+    if isinstance(target, SparseTarget):
+        check_sparse_target(logits, target, dim)
+    else:
+        check_indices_are_ignored(check_target(logits, target, dim), options)
+
+
+def _own(
+    loss: RowLoss,
+    logits: DTensor,
+    target: Target,
+    at: int,
+    options: Options,
+    of_classes: int | None,
+) -> tuple[RowLoss, Target, Options]:
+    """This rank's parts of margins, target and weights."""
+    mesh = logits.device_mesh
+    per_class: list[Placement] = [
+        Shard(0) if i == of_classes else Replicate() for i in range(mesh.ndim)
+    ]
+    margin = loss.margin
+    if isinstance(margin, Tensor) and margin.dim():
+        loss = replace(loss, margin=_part(margin, mesh, per_class))  # type: ignore[type-var]
+    if options.weight is not None:
+        options = options._replace(weight=_part(options.weight, mesh, per_class))
+    if isinstance(target, SparseTarget):
+        few: list[Placement] = [Replicate() if p.is_shard(at) else p for p in logits.placements]
+        return loss, SparseTarget(*(_part(tensor, mesh, few) for tensor in target)), options
+    of_rows = [_without_classes(placement, at) for placement in logits.placements]
+    placements = list(logits.placements) if target.is_floating_point() else of_rows
+    return loss, _part(target, mesh, placements), options
 
 
 def _placed(logits: DTensor, at: int) -> tuple[DTensor, int | None]:

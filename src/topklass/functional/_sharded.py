@@ -24,7 +24,7 @@ from topklass._checks import (
 )
 from topklass._collectives import Agreement, ClassShards, copied, fact, summed
 from topklass._targets import SparseTarget, Target, without_padding
-from topklass._transforms import is_differentiated
+from topklass._transforms import can_read_values, is_differentiated
 from topklass.functional._contract import (
     check_targets,
     reduced,
@@ -63,7 +63,7 @@ def agree(
     agreement.classes = classes
     agreement.facts |= {name: fact(value) for name, value in parameters.items()}
     agreement.facts |= {
-        "margin": "a tensor" if isinstance(margin, Tensor) else float(margin),
+        "margin": _margin(margin),
         "weight": options.weight is not None,
         "ignore_index": int(options.ignore_index),
         "reduction": options.reduction,
@@ -79,6 +79,14 @@ def agree(
         wanted = is_differentiated(targets.weights)
         agreement.facts["whether the target's weights require a gradient"] = wanted
     return targets
+
+
+def _margin(margin: float | Tensor) -> str | float:
+    if _is_per_class(margin):
+        return "one per class"
+    if isinstance(margin, Tensor):
+        return float(margin.detach()) if can_read_values(margin) else "a number"
+    return float(margin)
 
 
 def _kind(targets: Target) -> str:
