@@ -177,7 +177,9 @@ class ShardedNoised:
     def know(self, numbers: Tensor, places: Tensor, shards: ClassShards) -> Known:
         count = self.loss.k + 1
         ranks, rows, _ = numbers.shape
-        every = numbers.reshape(ranks, rows, -1, count).permute(1, 2, 0, 3).flatten(2)
+        every = (
+            numbers.reshape(ranks, rows, self.loss.samples, count).permute(1, 2, 0, 3).flatten(2)
+        )
         top = every.topk(count, -1).values
         rival = top[..., -1].mean(1, keepdim=True)
         spoilt = top[..., 0].isnan().any(1, keepdim=True)
