@@ -48,17 +48,19 @@ def test_a_slice_of_the_classes_gives_what_all_classes_give(ranks, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_example():
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_example(ranks):
     options = ["--classes", "3000", "--features", "32", "--steps", "20", "--rate", "200"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     shown = subprocess.run(
-        [*command, "examples/sharded_head.py", *options],
+        [*command, f"--nproc-per-node={ranks}", "examples/sharded_head.py", *options],
         check=True,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent.parent,
     ).stdout
-    assert "3,000 classes, 2 processes: ClassShards(0 to 1499 of 3000 classes" in shown
+    own = f"ClassShards(0 to {3000 // ranks - 1} of 3000 classes"
+    assert f"3,000 classes, {ranks} processes: {own}" in shown
     accuracy = re.search(r"top-1 (.*), top-5 (.*)", shown)
     assert float(accuracy[1]) > 0.9
     assert float(accuracy[2]) > float(accuracy[1])
