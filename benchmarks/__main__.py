@@ -15,6 +15,7 @@ from benchmarks import (
     many_classes,
     noise,
     prediction,
+    sharded,
     speed,
     study,
     tables,
@@ -40,9 +41,13 @@ def main() -> None:
     tails.add_argument("--quick", action="store_true", help="one split, to try it out")
     noises = commands.add_parser("noise", help="noise against its exact expectation, on the CPU")
     noises.add_argument("--quick", action="store_true", help="few draws and steps, to try it out")
-    layers = commands.add_parser("linear", help="a last layer and its loss: time, memory, error")
-    layers.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
-    layers.add_argument("--smoke", action="store_true", help="small layers, to try it out")
+    layers = {
+        "linear": commands.add_parser("linear", help="a last layer and its loss: time, memory"),
+        "sharded": commands.add_parser("sharded", help="what ranks exchange: bytes, time"),
+    }
+    for command in layers.values():
+        command.add_argument("--device", choices=("cpu", "cuda"), default=default_device())
+        command.add_argument("--smoke", action="store_true", help="small layers, to try it out")
     many = commands.add_parser("many-classes", help="training with 2,000 classes, on the CPU")
     many.add_argument("--quick", action="store_true", help="100 classes, one epoch, to try it out")
     commands.add_parser("tables", help="tables and plots of the documents from the results")
@@ -57,8 +62,9 @@ def main() -> None:
         prediction.main(arguments.logits, arguments.quick)
     elif arguments.command == "long-tail":
         long_tail.main(arguments.logits, arguments.quick)
-    elif arguments.command == "linear":
-        linear.main(torch.device(arguments.device), arguments.smoke)
+    elif arguments.command in layers:
+        measure = {"linear": linear.main, "sharded": sharded.main}[arguments.command]
+        measure(torch.device(arguments.device), arguments.smoke)
     elif arguments.command == "many-classes":
         many_classes.main(arguments.quick)
     elif arguments.command == "noise":

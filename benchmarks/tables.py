@@ -13,6 +13,7 @@ from benchmarks import (
     many_classes,
     noise_tables,
     prediction_tables,
+    sharded,
     speed_tables,
     study_tables,
 )
@@ -81,6 +82,8 @@ def tables() -> Iterator[tuple[str, str]]:
         yield "long-tail", prediction_tables.long_tail(record)
     if record := read("linear-gpu"):
         yield from of_parts(record, LINEAR)
+    if record := read("sharded-cpu"):
+        yield "sharded", sharded.exchanges(record)
     if record := read("many-classes"):
         yield "many-classes", many_classes.accuracies(record)
     if record := read("noise"):
