@@ -70,13 +70,14 @@ def test_class_probabilities(loss, reduction, smoothing, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("features", [FEATURES, 0])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 0, 3)], ids=str)
 @every_reduction
-def test_shapes(shape, reduction, monkeypatch):
+def test_shapes(shape, features, reduction, monkeypatch):
     in_rows(monkeypatch, 2)
-    of = layer(rows=math.prod(shape))
+    of = layer(rows=math.prod(shape), features=features)
     of = of._replace(
-        input=of.input.detach().reshape(*shape, FEATURES).requires_grad_(),
+        input=of.input.detach().reshape(*shape, features).requires_grad_(),
         target=of.target.reshape(shape),
     )
     loss = LOSSES["smooth"]

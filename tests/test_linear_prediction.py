@@ -40,9 +40,10 @@ def test_labels_and_scores(k, chunk_bytes, bias, tied):
     torch.testing.assert_close(scores, values)
 
 
+@pytest.mark.parametrize("features", [3, 0])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
-def test_shapes(shape):
-    found = linear_predict_topk(torch.randn(*shape, 3), torch.randn(20, 3), 4)
+def test_shapes(shape, features):
+    found = linear_predict_topk(torch.randn(*shape, features), torch.randn(20, features), 4)
     assert found.labels.shape == found.scores.shape == (*shape, 4)
 
 

@@ -16,7 +16,7 @@ from topklass.functional._linear_function import linear_loss
 from topklass.functional._sharded import agree, sharded_losses
 from topklass.functional._sharded_forms import ShardedLists, ShardedLoss
 from topklass.functional._sharded_messages import own_labels, values_of
-from topklass.functional.linear import check_not_differentiated, stand_in
+from topklass.functional.linear import check_not_differentiated, stand_in, to_samples
 from topklass.functional.smooth import SmoothHinge
 
 
@@ -96,7 +96,7 @@ def sharded_linear_smooth_topk_loss(
         default_bytes(most) if chunk_bytes is None else chunk_bytes,
         len(most),
     )
-    samples = copied(input.reshape(-1, input.shape[-1]), shards.group)
+    samples = copied(to_samples(input), shards.group)
     result = linear_loss(samples, linear_weight, linear_bias, problem)
     if reduction == "none":
         result = result.reshape(input.shape[:-1])

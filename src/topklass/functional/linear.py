@@ -74,8 +74,9 @@ def linear_smooth_topk_loss(
         ignore_index: a target that contributes neither loss nor gradient.
         reduction: "mean" (weighted by the labels' weights), "sum" or "none".
         label_smoothing: share of the target that is spread uniformly over all classes. Like class
-            probabilities it is exact, and takes some 32·k bytes for each class of a row: an error
-            says so if a row does not fit into ``chunk_bytes``.
+            probabilities it is exact, and needs the loss of every class as the label: 20 to 36
+            bytes for each class of a row in float32, for k up to 256. An error says so if a row
+            does not fit into ``chunk_bytes``.
         chunk_bytes: memory for the logits of a chunk, their gradient included; at least one row is
             taken. By default 7/8 of the weight, but 0.5 to 1.75 GiB.
 
@@ -193,7 +194,7 @@ def _in_chunks(
         logits.dtype,
         default_bytes(weight) if chunk_bytes is None else chunk_bytes,
     )
-    result = linear_loss(input.reshape(-1, input.shape[-1]), weight, bias, problem)
+    result = linear_loss(to_samples(input), weight, bias, problem)
     if options.reduction == "none":
         result = result.reshape(input.shape[:-1])
     return result.to(result_dtype(logits))
@@ -210,6 +211,11 @@ def check_not_differentiated(margin: float | Tensor, weight: Tensor | None, targ
                 f"the linear losses have no derivative by the {name}: pass {name}.detach(), or "
                 f"apply the loss without 'linear' to torch.nn.functional.linear(…)"
             )
+
+
+def to_samples(input: Tensor) -> Tensor:
+    """(…, d) as (N, d), also for d = 0, where −1 would not be clear."""
+    return input.reshape(input.shape[:-1].numel(), input.shape[-1])
 
 
 def stand_in(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:

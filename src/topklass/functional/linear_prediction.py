@@ -8,7 +8,7 @@ from torch import Tensor
 
 from topklass._checks import check_count
 from topklass._transforms import all_eager, is_eager
-from topklass.functional.linear import check_layer, logits_dtype
+from topklass.functional.linear import check_layer, logits_dtype, to_samples
 
 CHUNK_BYTES = 2**30
 BYTES_OF_TIE = 12
@@ -62,7 +62,7 @@ def linear_predict_topk(
     check_count("k", k, classes, "the number of classes")
     if chunk_bytes is not None:
         check_count("chunk_bytes", chunk_bytes)
-    features = input.reshape(-1, input.shape[-1])
+    features = to_samples(input)
     if all_eager(input, linear_weight, linear_bias):
         room = CHUNK_BYTES if chunk_bytes is None else chunk_bytes
         each = logits_dtype(input).itemsize + BYTES_OF_TIE // FEWEST_ROWS
