@@ -201,10 +201,10 @@ def declared_slices() -> None:
 def second_derivatives() -> None:
     logits, target = problem()
     mine = logits[:, own()].clone().requires_grad_()
-    loss = sharded_smooth_topk_loss(mine, target)
-    (gradient,) = torch.autograd.grad(loss, mine, create_graph=True)
-    with raises(RuntimeError, "once_differentiable"):
-        gradient.sum().backward()
+    for loss in (sharded_smooth_topk_loss, sharded_noised_topk_loss):
+        (gradient,) = torch.autograd.grad(loss(mine, target, k=3), mine, create_graph=True)
+        with raises(RuntimeError, "no second derivative: take the loss of all classes"):
+            gradient.sum().backward()
 
 
 def compiled() -> None:

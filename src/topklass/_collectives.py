@@ -24,9 +24,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from topklass._checks import is_integer
+from topklass._transforms import differentiable_once
 
 Group = dist.ProcessGroup | None
 """None for all ranks."""
@@ -37,6 +37,10 @@ Result = TypeVar("Result")
 LETTER_BYTES = 1024
 """The size of what ranks compare before a call, whatever it says."""
 LONGEST_ERROR = 400
+NO_SECOND_DERIVATIVE = (
+    "what devices exchange has no second derivative: take the loss of all classes on one device "
+    "where it is needed"
+)
 
 
 def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -266,7 +270,7 @@ class _Gathered(torch.autograd.Function):
         return all_gather(tensor, group)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once(NO_SECOND_DERIVATIVE)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0][ctx.rank], None
 
@@ -278,7 +282,7 @@ class _Copied(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once(NO_SECOND_DERIVATIVE)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return all_reduce(gradients[0], ctx.group), None
 
@@ -289,6 +293,6 @@ class _Summed(torch.autograd.Function):
         return all_reduce(tensor, group)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once(NO_SECOND_DERIVATIVE)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from math import nan
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def is_eager(tensor: Tensor) -> bool:
@@ -93,6 +96,53 @@ def plain_backward(function: Callable[[Tensor], Tensor], scores: Tensor, grad: T
         value = function(leaf)
     (result,) = torch.autograd.grad(value, leaf, grad, create_graph=again)
     return result
+
+
+def first_order_only(derivative: Tensor, why: str, *sources: Tensor | None) -> Tensor:
+    """``derivative``, whose own derivative by any of the sources is an error that says why."""
+    result: Tensor = _FirstOrderOnly.apply(derivative, why, *sources)
+    return result
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(derivative: Tensor, why: str, *sources: Tensor | None) -> Tensor:
+        return derivative.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.why = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise RuntimeError(ctx.why)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(ctx.why)
+
+
+def differentiable_once(why: str) -> Callable[[Backward], Backward]:
+    """Make a backward pass whose gradients have no derivative: asking for it is an error.
+
+    PyTorch's ``once_differentiable`` does not say why.
+    """
+
+    def decorate(backward: Backward) -> Backward:
+        @wraps(backward)
+        def once(ctx: Any, *outgoing: Tensor) -> tuple[Tensor | None, ...]:
+            with torch.no_grad():
+                gradients = backward(ctx, *outgoing)
+            if not torch.is_grad_enabled():
+                return gradients
+            sources = (*outgoing, *ctx.saved_tensors)
+            return tuple(g if g is None else first_order_only(g, why, *sources) for g in gradients)
+
+        return once
+
+    return decorate
 
 
 @contextmanager

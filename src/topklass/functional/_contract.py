@@ -41,7 +41,7 @@ from topklass._transforms import (
 )
 from topklass.reference.every_label import expected_loss, gradient_bytes, serves
 from topklass.reference.every_label_rows import Weights
-from topklass.reference.noised import first_order_only
+from topklass.reference.noised import piecewise_constant
 from topklass.reference.power_sums import working_dtype
 from topklass.reference.row_blocks import by_rows
 
@@ -239,7 +239,7 @@ class _KernelLoss(torch.autograd.Function):
             ones = scores.new_ones(rows, dtype=torch.float32)
             whole = kernel.backward(ones, scores, labels, saved, loss, options)
             each = grad.unsqueeze(-1) if options.reduction == "none" else grad
-            result = first_order_only(whole * each.to(whole.dtype), scores)
+            result = piecewise_constant(whole * each.to(whole.dtype), scores)
         else:
 
             def plain(s: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._transforms import needs_plain_backward
+from topklass._transforms import differentiable_once, needs_plain_backward
 from topklass.dispatch import find_kernel
 from topklass.functional._chunks import Gradients, Problem, Wanted, chunk_rows, in_chunks
 from topklass.functional._class_chunks import fewer_bytes, in_class_chunks
@@ -53,20 +53,18 @@ class _LinearLoss(torch.autograd.Function):
         return losses if problem.factor == 1 else losses * problem.factor
 
     @staticmethod
+    @differentiable_once(
+        "the linear losses have no second derivative, since their gradient is made in the forward "
+        "pass: apply the loss without 'linear' to torch.nn.functional.linear(…)"
+    )
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (outgoing,) = gradients
-        again = torch.is_grad_enabled()
-        if needs_plain_backward(outgoing) and not again:
+        if needs_plain_backward(outgoing):
             raise RuntimeError(
                 "the linear losses take one outgoing gradient, not a batch of them: call "
                 "torch.autograd.grad once for each, without is_grads_batched=True"
             )
-        with torch.no_grad():
-            result = _gradients(ctx, outgoing.detach())
-        if not again:
-            return *result, None
-        sources = (outgoing, *ctx.saved_tensors)
-        return *(g if g is None else _NoFurther.apply(g, *sources) for g in result), None
+        return *_gradients(ctx, outgoing), None
 
 
 def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
@@ -119,18 +117,3 @@ def _scale(input: Tensor, problem: Problem) -> Tensor:
             return torch.where(total == 0, 0.0, factor / total)
         factor /= max(1, len(input))
     return input.new_full((), factor, dtype=wide)
-
-
-class _NoFurther(torch.autograd.Function):
-    """A gradient whose own derivative raises an error."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *sources: Tensor | None) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError(
-            "the linear losses have no second derivative, since their gradient is made in the "
-            "forward pass: apply the loss without 'linear' to torch.nn.functional.linear(…)"
-        )

@@ -123,7 +123,8 @@ class _KernelNoisedTopK(torch.autograd.Function):
         if needs_plain_backward(grad):
             ones = scores.new_ones(len(scores), dtype=torch.float32)
             whole = ctx.kernel.noised_topk_gradient(ones, scores, saved)
-            result = noised.first_order_only(whole * grad.unsqueeze(-1).to(whole.dtype), scores)
+            product = whole * grad.unsqueeze(-1).to(whole.dtype)
+            result = noised.piecewise_constant(product, scores)
         else:
             result = ctx.kernel.noised_topk_gradient(grad, scores, saved)
         return result, None, None, None, None, None

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from topklass._transforms import differentiable_once
 from topklass.dispatch import find_kernel
 from topklass.reference import row_states as reference
 from topklass.reference.row_states import States
@@ -103,7 +103,10 @@ class _RowStates(torch.autograd.Function):
         return heads, places, sums, label
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once(
+        "the states of rows, which devices exchange, have no second derivative: take the loss of "
+        "all classes on one device where it is needed"
+    )
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_heads, _, of_sums, of_label = gradients
         scores, labels, heads, places = ctx.saved_tensors

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from topklass._transforms import (
     can_read_values,
+    first_order_only,
     is_eager,
     is_traced,
     needs_plain_backward,
@@ -134,7 +135,7 @@ class _MeanAndLabels(torch.autograd.Function):
         zeros = each.new_zeros(scores.shape)
         if is_eager(each) and not needs_plain_backward(each):
             return zeros.scatter_add_(1, columns, each), None, None, None
-        return first_order_only(zeros.scatter_add(1, columns, each), scores), None, None, None
+        return piecewise_constant(zeros.scatter_add(1, columns, each), scores), None, None, None
 
 
 class _MeanOfChosen(torch.autograd.Function):
@@ -157,38 +158,19 @@ class _MeanOfChosen(torch.autograd.Function):
         scores, places = ctx.saved_tensors
         each = (gradient / places.shape[-1]).unsqueeze(-1).expand(places.shape)
         zeros = gradient.new_zeros(scores.shape)
-        return first_order_only(zeros.scatter_add(-1, places, each), scores), None, None
+        return piecewise_constant(zeros.scatter_add(-1, places, each), scores), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         scores, places = ctx.saved_tensors
-        return first_order_only(tangent.gather(-1, places).mean(-1), scores)
+        return piecewise_constant(tangent.gather(-1, places).mean(-1), scores)
 
 
-def first_order_only(derivative: Tensor, scores: Tensor) -> Tensor:
-    """``derivative``, whose own derivative with respect to the scores raises an error."""
-    result: Tensor = _FirstOrderOnly.apply(derivative, scores)
-    return result
-
-
-class _FirstOrderOnly(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(derivative: Tensor, scores: Tensor) -> Tensor:
-        return derivative.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise RuntimeError(
-            "sampled noise has no second derivative: its gradient is piecewise constant. Take the "
-            "exact expectation (samples=None, expected_topk) where second derivatives are needed."
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _FirstOrderOnly.backward(ctx)
+def piecewise_constant(gradient: Tensor, scores: Tensor) -> Tensor:
+    """The gradient of the mean, of which a derivative by the scores is an error."""
+    return first_order_only(
+        gradient,
+        "sampled noise has no second derivative: its gradient is piecewise constant. Take the "
+        "exact expectation (samples=None, expected_topk) where second derivatives are needed.",
+        scores,
+    )
