@@ -21,7 +21,7 @@ class _Layer(nn.Module):
 
     linear: nn.Linear
     chunk_bytes: int | None
-    options: dict[str, Any]
+    label_options: dict[str, Any]
 
     def _set_layer(
         self,
@@ -42,11 +42,17 @@ class _Layer(nn.Module):
     @property
     def layer_options(self) -> dict[str, Any]:
         """The options of cross-entropy and of the layer, as keyword arguments."""
-        options = {name: value for name, value in self.options.items() if name != "dim"}
-        return {**options, "linear_bias": self.linear.bias, "chunk_bytes": self.chunk_bytes}
+        of_layer = {"linear_bias": self.linear.bias, "chunk_bytes": self.chunk_bytes}
+        return self.label_options | of_layer
 
     def predict_topk(self, input: Tensor, k: int) -> BestClasses:
-        """The k best classes, see :func:`topklass.functional.linear_predict_topk`."""
+        """The k best classes, see :func:`topklass.functional.linear_predict_topk`.
+
+        Example:
+            >>> best, scores = LinearSmoothTopKLoss(16, 1000).predict_topk(torch.ones(2, 16), k=3)
+            >>> best.shape, scores.shape
+            (torch.Size([2, 3]), torch.Size([2, 3]))
+        """
         return functional.linear_predict_topk(
             input,
             self.linear.weight,

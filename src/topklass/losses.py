@@ -71,8 +71,12 @@ class ClassificationLoss(_Parameters):
     @property
     def options(self) -> dict[str, Any]:
         """The options of cross-entropy, as keyword arguments."""
+        return {"dim": self.dim, **self.label_options}
+
+    @property
+    def label_options(self) -> dict[str, Any]:
+        """Those of ``torch.nn.CrossEntropyLoss``: all but the class dimension."""
         return {
-            "dim": self.dim,
             "weight": self.weight,
             "ignore_index": self.ignore_index,
             "reduction": self.reduction,

@@ -67,6 +67,14 @@ def sharded_linear_smooth_topk_loss(
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 0], [1, 1], [0, 1]])
+        >>> sharded_linear_smooth_topk_loss(input, weight, torch.tensor([0]), k=2)
+        tensor(0.4839)
+        >>> dist.destroy_process_group()
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_linear_smooth_topk_loss", group) as agreement:

@@ -11,7 +11,7 @@ from topklass.functional._sharded import agree, sharded_classification_loss
 from topklass.functional._sharded_forms import ShardedLists, sharded_form
 from topklass.functional.noised import NoisedHinge
 from topklass.functional.smooth import SmoothHinge
-from topklass.functional.topk_cross_entropy import Lengths, ListMixture, length_weights, list_of
+from topklass.functional.topk_cross_entropy import Lengths, length_weights, loss_of_lists
 from topklass.operators.noised import noise_rows
 
 
@@ -64,6 +64,14 @@ def sharded_smooth_topk_loss(
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks. Where
         values cannot be read without waiting, on a GPU, a target that differs between ranks or is
         not a class gives NaN.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1])
+        >>> sharded_smooth_topk_loss(logits, target, k=2)  # of one rank, which has all classes
+        tensor(1.0633)
+        >>> dist.destroy_process_group()
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_smooth_topk_loss", group) as agreement:
@@ -112,15 +120,21 @@ def sharded_topk_cross_entropy(
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1])
+        >>> sharded_topk_cross_entropy(logits, target, k={1: 0.5, 2: 0.5})
+        tensor(0.7643)
+        >>> dist.destroy_process_group()
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_topk_cross_entropy", group) as agreement:
         lengths = length_weights(k)
         check_temperature(temperature, "temperature")
-        factor, loss = 1, ListMixture(tuple(lengths), tuple(lengths.values()), temperature, margin)
-        if len(lengths) == 1:
-            (factor,) = lengths
-        form = ShardedLists(list_of(factor, margin, temperature) if len(lengths) == 1 else loss)
+        loss, factor = loss_of_lists(lengths, margin, temperature)
+        form = ShardedLists(loss)
         parameters = {"k": lengths, "temperature": temperature}
         targets = agree(agreement, form, local_logits, target, dim, options, **parameters)
     shards = agreement.shards
@@ -174,6 +188,14 @@ def sharded_noised_topk_loss(
 
     Returns:
         A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> logits, target = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([1])
+        >>> sharded_noised_topk_loss(logits, target, k=2, epsilon=0.0)
+        tensor(0.)
+        >>> dist.destroy_process_group()
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_noised_topk_loss", group) as agreement:

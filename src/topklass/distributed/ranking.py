@@ -63,6 +63,14 @@ def sharded_topk_accuracy(
 
     Returns:
         A scalar for one k, or (C) if not averaged, and one more dimension in front for several k.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> logits = torch.tensor([[4.0, 3.0, 2.0], [4.0, 3.0, 2.0]])
+        >>> sharded_topk_accuracy(logits, torch.tensor([1, 2]), k=[1, 2, 3])
+        tensor([0.0000, 0.5000, 1.0000])
+        >>> dist.destroy_process_group()
     """
     with Agreement("sharded_topk_accuracy", group) as agreement:
         check_average(average)
@@ -102,6 +110,14 @@ def sharded_target_rank(
 
     Returns:
         Integers of the target's shape, from 0 to the number of all classes.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> logits = torch.tensor([[4.0, 3.0, 2.0], [4.0, 3.0, 2.0]])
+        >>> sharded_target_rank(logits, torch.tensor([1, 2]))
+        tensor([1, 2])
+        >>> dist.destroy_process_group()
     """
     with Agreement("sharded_target_rank", group) as agreement:
         _agree(agreement, local_logits, target, dim, ignore_index)
@@ -173,6 +189,14 @@ def sharded_predict_topk(
     Returns:
         ``TopK(labels, probabilities)``, each with k in place of the classes, descending. Ties are
         in the order of the class index.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> best, chances = sharded_predict_topk(torch.tensor([[4.0, 3.0, 2.0]]), k=2)
+        >>> best
+        tensor([[0, 1]])
+        >>> dist.destroy_process_group()
     """
     with Agreement("sharded_predict_topk", group) as agreement:
         check_dim(dim)

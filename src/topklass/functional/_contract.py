@@ -316,9 +316,14 @@ def _with_few_classes(
 
 
 def _expected(losses: Tensor, chances: Tensor) -> Tensor:
-    """``Σ_c P_c ℓ_c``, (R, 1), where an absent class of probability 0 does not count."""
+    """``Σ_c P_c ℓ_c``, (R, 1)."""
+    return possible(losses, chances).sum(1, keepdim=True)
+
+
+def possible(losses: Tensor, chances: Tensor) -> Tensor:
+    """``P_c ℓ_c``, where an absent class of probability 0 does not count."""
     impossible = (chances == 0) & (losses == inf)
-    return (losses.masked_fill(impossible, 0.0) * chances).sum(1, keepdim=True)
+    return losses.masked_fill(impossible, 0.0) * chances
 
 
 def _over_every_class(loss: RowLoss, scores: Tensor, weights: Weights) -> Tensor:

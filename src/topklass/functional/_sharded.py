@@ -27,6 +27,7 @@ from topklass._targets import SparseTarget, Target, without_padding
 from topklass._transforms import can_read_values, is_differentiated
 from topklass.functional._contract import (
     check_targets,
+    possible,
     reduced,
     result_dtype,
     working,
@@ -238,7 +239,7 @@ def _of_labels(
     places = (known.places.unsqueeze(1) != here.unsqueeze(2)).long()
     numbers = known.numbers.unsqueeze(1).expand(-1, count, -1)
     each = Known(numbers.flatten(0, 1), places.flatten(0, 1))
-    losses = _possible(form.of_classes(score.reshape(-1, 1), each, margin), chances.reshape(-1, 1))
+    losses = possible(form.of_classes(score.reshape(-1, 1), each, margin), chances.reshape(-1, 1))
     return losses.reshape(rows, count).sum(1, keepdim=True)
 
 
@@ -252,7 +253,7 @@ def _of_classes(
 
     def expected(scores: Tensor, chances: Tensor, numbers: Tensor, places: Tensor) -> Tensor:
         losses = form.of_classes(scores, Known(numbers, places), margin)
-        return _possible(losses, chances).sum(1, keepdim=True)
+        return possible(losses, chances).sum(1, keepdim=True)
 
     elements = GRAPH_ELEMENTS["cpu" if scores.device.type == "cpu" else "other"]
     rows = max(1, elements // (form.loss.cost() * max(1, scores.shape[1])))
@@ -261,9 +262,3 @@ def _of_classes(
     if len(blocks) > 1:
         return torch.cat([checkpoint(expected, *block, use_reentrant=False) for block in blocks])
     return expected(*tensors)
-
-
-def _possible(losses: Tensor, chances: Tensor) -> Tensor:
-    """``P_c ℓ_c``, where an absent class of probability 0 does not count."""
-    impossible = (chances == 0) & (losses == inf)
-    return losses.masked_fill(impossible, 0.0) * chances

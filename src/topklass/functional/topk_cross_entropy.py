@@ -107,11 +107,18 @@ def topk_cross_entropy(
 def checked_lists(
     k: Lengths, margin: float | Tensor, temperature: float, logits: Tensor, dim: int
 ) -> tuple[RowLoss, float]:
-    """The loss of lists of one length or of several, and what it is to be multiplied by."""
+    """:func:`loss_of_lists` of checked parameters."""
     lengths = length_weights(k)
     for length in lengths:
         check_margin(margin, check_k(length, logits, dim))
     check_temperature(temperature, "temperature")
+    return loss_of_lists(lengths, margin, temperature)
+
+
+def loss_of_lists(
+    lengths: dict[int, float], margin: float | Tensor, temperature: float
+) -> tuple["SmoothHinge | ListMixture", float]:
+    """The loss of lists of one length or of several, and what it is to be multiplied by."""
     if len(lengths) == 1:
         (length,) = lengths
         return list_of(length, margin, temperature), length

@@ -119,8 +119,7 @@ class FusedHead(PlainHead):
             return super().loss(criterion, output, targets)
         features, weight, bias = output
         assert isinstance(criterion, topklass.SmoothTopKLoss | topklass.TopKCrossEntropyLoss)
-        options = {name: value for name, value in criterion.options.items() if name != "dim"}
-        options["linear_bias"] = bias
+        options = criterion.label_options | {"linear_bias": bias}
         if isinstance(criterion, topklass.SmoothTopKLoss):
             parameters = (criterion.k, criterion.tau, criterion.margin)
             return linear_smooth_topk_loss(features, weight, targets, *parameters, **options)
