@@ -45,7 +45,7 @@ def sizes(row: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def ceilings(device: torch.device, smoke: bool) -> dict[str, float]:
-    """Speeds of a large product in bfloat16 and of a large copy, which nothing exceeds."""
+    """Speeds of a large product in bfloat16 and of a large copy."""
     side = 256 if smoke else 8_192
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     once = medians({"product": lambda: left @ right}, device)["product"]

@@ -27,7 +27,9 @@ class Sharded(DDPStrategy):
     """Data parallel, with a network, or a last layer, that is divided among processes.
 
     Checkpoints do not depend on that, or on the number of processes: they have whole weights and
-    momentum. A checkpoint is loaded before the network is divided.
+    momentum. A checkpoint is loaded before the network is divided. Lightning's
+    ``ModelParallelStrategy`` divides a network, but has no place for a layer that is split by
+    classes beside a network that DDP averages.
 
     Args:
         network: divide all weights by ``fully_shard`` (FSDP).
