@@ -59,6 +59,7 @@ class Link(NamedTuple):
 
 def main(device: torch.device, smoke: bool) -> None:
     """Measure with so many ranks as there may be, and keep the record."""
+    torch.set_num_threads(1)  # as every rank
     others = Others()
     most = torch.cuda.device_count() if device.type == "cuda" else 4
     rows = [row for ranks in (2, 4, 8) if ranks <= most for row in measured(ranks, device, smoke)]
