@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -142,6 +143,39 @@ def test_torchrun_leaves_our_options_alone():
     assert found.training_script_args == ours
 
 
+def signalled(command: list[str], folder: Path, number: int) -> subprocess.Popen[str]:
+    """A run of two processes, the second of which gets a signal after the first checkpoint."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not (folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    listed = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "topklass"], capture_output=True, text=True
+    )
+    os.kill(int(listed.stdout.split()[0]), number)
+    return process
+
+
+@pytest.mark.slow
+@posix
+def test_a_termination_signal_to_one_rank(npz, tmp_path):  # noqa: F811 a fixture
+    """Is one to all: the exit status of the command says so, whichever process it starts."""
+    options = [
+        *settings(npz),
+        "--devices",
+        "2",
+        "--epochs",
+        "200",
+        "--folder",
+        str(tmp_path / "run"),
+    ]
+    command = [sys.executable, "-m", "topklass", "train", *options]
+    process = signalled(command, tmp_path / "run", signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "continue with --resume" in said
+
+
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
@@ -162,19 +196,7 @@ def test_a_rank_that_is_killed(npz, options, tmp_path):  # noqa: F811 a fixture
 
     first = command(*arguments, "--folder", str(whole))
     subprocess.run(first, check=True, capture_output=True)
-    process = subprocess.Popen(
-        command(*arguments, "--folder", str(killed)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    until = time.monotonic() + 120
-    while not (killed / "checkpoints" / "last.ckpt").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    listed = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "topklass"], capture_output=True, text=True
-    )
-    os.kill(int(listed.stdout.split()[0]), signal.SIGKILL)
+    process = signalled(command(*arguments, "--folder", str(killed)), killed, signal.SIGKILL)
     _, error = process.communicate(timeout=60)
     assert "Error: rank 1 of 2 has ended, so rank 0 stops; continue with --resume\n" in error
     assert "Traceback" not in error

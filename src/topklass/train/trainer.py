@@ -199,8 +199,12 @@ class StopAfterStep(Callback):
         return trainer.strategy.reduce_boolean_decision(self.asked, all=False)
 
     def _stop(self, trainer: L.Trainer) -> NoReturn:
+        """With the exit status of a termination signal if any process has had one."""
+        asked = signal.SIGTERM in self.received
+        ended = trainer.strategy.reduce_boolean_decision(asked, all=False)
         raise Interrupted(
-            f"stopped after step {trainer.global_step}; continue with --resume", *self.received[:1]
+            f"stopped after step {trainer.global_step}; continue with --resume",
+            signal.SIGTERM if ended else signal.SIGINT,
         )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
