@@ -68,6 +68,25 @@ def test_prediction():
     torch.testing.assert_close(scores, expected.values.detach())
 
 
+@every_pair
+def test_prediction_of_as_many_as_the_loss_lists(fused, plain, parameters):
+    lengths = parameters["k"]
+    expected = max(lengths) if isinstance(lengths, dict) else lengths
+    assert fused(4, 9, **parameters).predict_topk(torch.randn(6, 4)).labels.shape == (6, expected)
+
+
+@every_pair
+def test_errors_before_the_first_batch(fused, plain, parameters):
+    for options, message in (
+        ({"k": 9}, "k must be from 1 to 8, one less than the 9 classes, got k=9"),
+        ({"margin": torch.ones(8)}, "have one value for each of the 9 classes, got shape"),
+        ({"weight": torch.ones(8)}, "weight must have one value for each of the 9 classes"),
+        ({"num_classes": 1}, "at least two classes"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            fused(**{"in_features": 4, "num_classes": 9} | parameters | options)
+
+
 def test_prediction_in_chunks():
     room = 2**19
     criterion = LinearSmoothTopKLoss(4, 50_000, chunk_bytes=room)

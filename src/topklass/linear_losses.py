@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from topklass import functional
-from topklass._checks import check_count
+from topklass._checks import Options, check_count, check_k, check_margin, check_options
 from topklass._targets import Target
 from topklass.functional.linear_prediction import BestClasses
-from topklass.functional.topk_cross_entropy import Lengths
+from topklass.functional.topk_cross_entropy import Lengths, length_weights
 from topklass.losses import Margin, SmoothTopKLoss, TopKCrossEntropyLoss
 
 
 class _Layer(nn.Module):
     """Holds the layer, beside the parameters of a loss."""
 
+    k: Any
+    margin: float | Tensor
     linear: nn.Linear
     chunk_bytes: int | None
     label_options: dict[str, Any]
@@ -34,6 +36,11 @@ class _Layer(nn.Module):
     ) -> None:
         check_count("in_features", in_features)
         check_count("num_classes", num_classes)
+        logits = torch.empty(0, num_classes, device="meta")
+        for length in length_weights(self.k):
+            check_k(length, logits)
+        check_margin(self.margin, num_classes)
+        check_options(Options(**self.label_options), num_classes)
         if chunk_bytes is not None:
             check_count("chunk_bytes", chunk_bytes)
         self.linear = nn.Linear(in_features, num_classes, bias, device=device, dtype=dtype)
@@ -45,8 +52,12 @@ class _Layer(nn.Module):
         of_layer = {"linear_bias": self.linear.bias, "chunk_bytes": self.chunk_bytes}
         return self.label_options | of_layer
 
-    def predict_topk(self, input: Tensor, k: int) -> BestClasses:
+    def predict_topk(self, input: Tensor, k: int | None = None) -> BestClasses:
         """The k best classes, see :func:`topklass.functional.linear_predict_topk`.
+
+        Args:
+            input: (d), (N, d) or (…, d).
+            k: length of the list; by default that of the loss, the longest if there are several.
 
         Example:
             >>> best, scores = LinearSmoothTopKLoss(16, 1000).predict_topk(torch.ones(2, 16), k=3)
@@ -56,7 +67,7 @@ class _Layer(nn.Module):
         return functional.linear_predict_topk(
             input,
             self.linear.weight,
-            k,
+            max(length_weights(self.k)) if k is None else k,
             linear_bias=self.linear.bias,
             chunk_bytes=self.chunk_bytes,
         )
