@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import topklass
 import topklass.functional as TF
 from sharded_cases import raises
+from topklass.distributed import sharded_smooth_topk_loss
 
 ROWS, CLASSES = 5, 11
 PLACEMENTS = {
@@ -138,10 +139,20 @@ def what_is_not_served() -> None:
         with raises(ValueError, "logits may be sharded over classes by one dimension of the mesh"):
             TF.smooth_topk_loss(sharded, target)
         return
-    with raises(NotImplementedError, "TopKHinge is not implemented for classes that are split"):
+    with raises(NotImplementedError, "LDAM and the noised loss with samples, not this loss"):
         TF.topk_hinge_loss(sharded, target)
     with raises(NotImplementedError, "noise cannot be given"):
         TF.noised_topk_loss(sharded, target, noise=torch.randn(ROWS, CLASSES, 2))
+    distributed = DTensor.from_local(target, mesh, [Replicate()])
+    for name, function, *arguments in (
+        ("logits", topklass.predict_topk, sharded, 3),
+        ("logits", topklass.topk_accuracy, sharded, target),
+        ("input", TF.linear_predict_topk, sharded, logits, 3),
+        ("target", TF.smooth_topk_loss, logits, distributed),
+        ("local_logits", sharded_smooth_topk_loss, sharded, target),
+    ):
+        with raises(TypeError, f"{name} must be an ordinary tensor here, got a DTensor"):
+            function(*arguments)
     odd = dist.get_rank() == 1
     with raises(ValueError, "SmoothHinge: k must be the same on all ranks, got '3' on rank 0"):
         TF.smooth_topk_loss(sharded, target, k=4 if odd else 3)

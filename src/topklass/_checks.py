@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from topklass._transforms import can_read_values
+from topklass._transforms import can_read_values, is_dtensor
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -105,6 +105,8 @@ def every_class_counts(target: object, options: Options) -> bool:
 
 def check_target(logits: Tensor, target: object, dim: int = 1) -> bool:
     """Require a target that matches the logits; return whether it holds class probabilities."""
+    if not is_dtensor(logits):
+        check_not_distributed(target=target)
     if not isinstance(target, Tensor):
         given = type(target).__name__
         sparse = " here" if given == "SparseTarget" else ""
@@ -260,13 +262,24 @@ def check_per_class(name: str, value: Tensor, classes: int | None = None) -> Non
         )
 
 
-def check_same_device(logits: Tensor, **others: object) -> None:
-    """Require that all tensors are on the device of the logits."""
+def check_same_device(first: Tensor, of: str = "the logits are", **others: object) -> None:
+    """Require that all tensors are on the device of the first, the logits."""
     for name, other in others.items():
-        if isinstance(other, Tensor) and other.device != logits.device:
+        if isinstance(other, Tensor) and other.device != first.device:
             raise RuntimeError(
-                f"{name} is on {other.device} and the logits are on {logits.device}: "
-                f"move one to the other's device"
+                f"{name} is on {other.device} and {of} on {first.device}: move one to the other's "
+                f"device"
+            )
+
+
+def check_not_distributed(**tensors: object) -> None:
+    """Require ordinary tensors: of ``DTensor``, the losses take logits alone."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and is_dtensor(tensor):
+            raise TypeError(
+                f"{name} must be an ordinary tensor here, got a DTensor: pass {name}.to_local(); "
+                f"topklass.distributed has functions for classes that are split over the ranks of "
+                f"a group, such as mesh.get_group(…)"
             )
 
 

@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import check_count, check_scores, check_temperature, is_integer
+from topklass._checks import (
+    check_count,
+    check_not_distributed,
+    check_scores,
+    check_temperature,
+    is_integer,
+)
 from topklass.operators import topk_marginals
 from topklass.reference.power_sums import wide_dtype
 
@@ -147,6 +153,7 @@ def tempered(scores: Tensor, temperature: float) -> Tensor:
 
 def classes_last(logits: Tensor, dim: int) -> Tensor:
     """Require logits with at least one class in a dimension; move that to the end."""
+    check_not_distributed(logits=logits)
     check_scores(logits, "logits", dim)
     return logits if dim == -1 else logits.movedim(dim, -1)
 

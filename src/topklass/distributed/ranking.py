@@ -12,6 +12,7 @@ from topklass._checks import (
     check_count,
     check_dim,
     check_logits,
+    check_not_distributed,
     check_same_device,
     check_target,
     check_temperature,
@@ -128,6 +129,7 @@ def _agree(
     agreement: Agreement, logits: Tensor, target: Tensor, dim: int, ignore_index: int
 ) -> None:
     """Check the arguments of a rank, and note what must be the same on all ranks."""
+    check_not_distributed(local_logits=logits, target=target)
     agreement.classes = check_logits(logits, dim)
     if check_target(logits, target, dim):
         raise TypeError("target must hold class indices, got class probabilities")
@@ -200,6 +202,7 @@ def sharded_predict_topk(
     """
     with Agreement("sharded_predict_topk", group) as agreement:
         check_dim(dim)
+        check_not_distributed(local_logits=local_logits)
         agreement.classes = check_logits(local_logits, dim)
         check_count("k", k)
         check_temperature(temperature, name="temperature")
@@ -208,7 +211,9 @@ def sharded_predict_topk(
         marginals = method == "marginals"
         if marginals:
             most = LARGEST_K[working_dtype(local_logits.dtype)]
-            check_count("k", k, most, f"for {local_logits.dtype} and marginals")
+            check_count(
+                "k", k, most, f"for {local_logits.dtype} and marginals; method='softmax' takes any"
+            )
         agreement.facts |= {
             "k": int(k),
             "method": method,

@@ -85,9 +85,9 @@ def sharded_form(loss: RowLoss, rank: int) -> ShardedLoss:
     if isinstance(loss, NoisedHinge):
         return ShardedNoised(loss, _seed(loss.generator) + rank)
     raise NotImplementedError(
-        f"{type(loss).__name__} is not implemented for classes that are split over ranks; the "
-        f"smooth loss, top-k cross-entropy and the sampled noised loss are. Gather the logits "
-        f"first: logits.redistribute(placements=[Replicate()] * logits.device_mesh.ndim)"
+        "for classes that are split over ranks there are the smooth loss, top-k cross-entropy, "
+        "LDAM and the noised loss with samples, not this loss. Gather the logits first: "
+        "logits.redistribute(placements=[Replicate()] * logits.device_mesh.ndim)"
     )
 
 

@@ -6,7 +6,14 @@ from math import inf
 import torch
 from torch import Tensor
 
-from topklass._checks import check_count, check_logits, check_target, labels_in_range, to_rows
+from topklass._checks import (
+    check_count,
+    check_logits,
+    check_not_distributed,
+    check_target,
+    labels_in_range,
+    to_rows,
+)
 from topklass.reference.row_blocks import by_rows
 
 AVERAGES = ("micro", "macro", "weighted", "none", None)
@@ -42,6 +49,7 @@ def target_rank(
         >>> target_rank(logits, torch.tensor([0, 1]))
         tensor([0, 1])
     """
+    check_not_distributed(logits=logits, target=target)
     check_logits(logits, dim)
     rows = labelled_rows(logits, target, dim)
     classes = rows.shape[1]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from topklass._checks import check_count
+from topklass._checks import check_count, check_not_distributed
 from topklass._transforms import all_eager, is_eager
 from topklass.functional.linear import check_layer, logits_dtype, to_samples
 
@@ -57,6 +57,7 @@ def linear_predict_topk(
         >>> linear_predict_topk(input, weight, k=2)
         BestClasses(labels=tensor([0, 1]), scores=tensor([4., 3.]))
     """
+    check_not_distributed(input=input, linear_weight=linear_weight, linear_bias=linear_bias)
     check_layer(input, linear_weight, linear_bias)
     classes = len(linear_weight)
     check_count("k", k, classes, "the number of classes")
