@@ -56,7 +56,7 @@ def communication() -> None:
                 (labels, 0.0, 2 * k + 4),
                 (labels, 0.1, 2 * k + 6),
                 (chances, 0.0, 2 * k + 2),
-                (few, 0.0, 2 * k + 2 + 3),
+                (few, 0.0, 2 * k + 2 + 2 * 3),
             ):
                 forward: list[tuple[str, int]] = []
                 backward: list[tuple[str, int]] = []
@@ -109,7 +109,8 @@ def differences() -> None:
     differs(f"k {got} '3' on rank 0 and '4' on rank {last}", k=4 if odd else 3)
     differs(f"tau {got} '1.0' on rank 0 and '2.0' on rank {last}", tau=2.0 if odd else 1.0)
     differs(f"reduction {got} 'mean' on rank 0", reduction="sum" if odd else "mean")
-    differs(f"weight {got} False on rank 0 and True", weight=mine[0].exp() if odd else None)
+    given = mine[0].exp() if odd else None
+    differs(f"whether weight is given {got} False on rank 0 and True", weight=given)
     differs(f"label_smoothing {got} 0.0 on rank 0", label_smoothing=0.1 if odd else 0.0)
     with raises(ValueError, f"the number of rows {got} 7 on rank 0 and 6 on rank {last}"):
         sharded_smooth_topk_loss(mine[odd:], target[odd:])
@@ -125,6 +126,11 @@ def differences() -> None:
     with raises(ValueError, f"target {got} [[0, 0], "):
         moved = few._replace(indices=(few.indices[1:2] + odd).expand(ROWS, -1))
         sharded_smooth_topk_loss(mine, moved)
+    shares = torch.tensor([0.5, 0.75 if odd else 0.25]).expand(ROWS, -1)
+    for smoothing in (0.0, 0.1):
+        with raises(ValueError, f"target {got} [[0.5, 0.25], "):
+            voted = few._replace(weights=shares)
+            sharded_smooth_topk_loss(mine, voted, label_smoothing=smoothing)
     again = sharded_smooth_topk_loss(mine, target)
     torch.testing.assert_close(again, TF.smooth_topk_loss(logits, target))
 
@@ -189,9 +195,9 @@ def declared_slices() -> None:
         moved = range(here.start + shift, here.stop + shift) if rank else here
         with raises(ValueError, begin):
             ClassShards(moved)
-    with raises(ValueError, "ranks were to hold"):
+    with raises(ValueError, "sharded_smooth_topk_loss: local logits must have ("):
         sharded_smooth_topk_loss(logits[:, own(10)], target, group=shards)
-    with raises(ValueError, f"this rank was to hold {len(here)} classes, and holds"):
+    with raises(ValueError, f"local logits must have the {len(here)} classes of this rank, as"):
         other = torch.zeros(ROWS, len(here) + 1)
         sharded_smooth_topk_loss(other, target, group=ClassShards(here, check_calls=False))
     with raises(TypeError if rank == 0 else RuntimeError, "classes must be a number of classes"):

@@ -154,7 +154,8 @@ class Agreement:
         elif self.known is not None:
             if self.classes != self.known.size:
                 raise ValueError(
-                    f"this rank was to hold {self.known.size} classes, and holds {self.classes}"
+                    f"{self.facts['function']}: local logits must have the {self.known.size} "
+                    f"classes of this rank, as ClassShards has them, got {self.classes}"
                 )
             self.shards = self.known
 
@@ -200,7 +201,8 @@ class Agreement:
             sizes.append(stop - sum(start))
         if self.known is not None and tuple(sizes) != self.known.sizes:
             raise ValueError(
-                f"ranks were to hold {self.known.sizes} classes, and hold {tuple(sizes)}"
+                f"{self.facts['function']}: local logits must have {self.known.sizes} classes on "
+                f"the ranks, as ClassShards has them, got {tuple(sizes)}"
             )
         return tuple(sizes)
 

@@ -15,7 +15,10 @@ tensor([0.6931, 2.1269])
 """
 
 from topklass._collectives import ClassShards
-from topklass.distributed.linear import sharded_linear_smooth_topk_loss
+from topklass.distributed.linear import (
+    sharded_linear_smooth_topk_loss,
+    sharded_linear_topk_cross_entropy,
+)
 from topklass.distributed.losses import (
     sharded_noised_topk_loss,
     sharded_smooth_topk_loss,
@@ -30,6 +33,7 @@ from topklass.distributed.ranking import (
 __all__ = [
     "ClassShards",
     "sharded_linear_smooth_topk_loss",
+    "sharded_linear_topk_cross_entropy",
     "sharded_noised_topk_loss",
     "sharded_predict_topk",
     "sharded_smooth_topk_loss",

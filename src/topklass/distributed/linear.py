@@ -1,15 +1,17 @@
 """The last layer and the loss in one, for a layer whose classes are split over ranks."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from topklass._checks import Options, check_count, check_temperature
+from topklass._checks import Options, check_count
 from topklass._collectives import Agreement, ClassShards, all_reduce, copied, uncompiled
 from topklass._targets import SparseTarget, Target
 from topklass._transforms import graph_of_its_own
+from topklass.distributed.losses import lists_of_ranks, smooth_of_ranks
 from topklass.functional._chunks import Problem, default_bytes
 from topklass.functional._contract import RowLoss, result_dtype
 from topklass.functional._linear_function import linear_loss
@@ -17,7 +19,7 @@ from topklass.functional._sharded import agree, sharded_losses
 from topklass.functional._sharded_forms import ShardedLists, ShardedLoss
 from topklass.functional._sharded_messages import own_labels, values_of
 from topklass.functional.linear import check_not_differentiated, stand_in, to_samples
-from topklass.functional.smooth import SmoothHinge
+from topklass.functional.topk_cross_entropy import Lengths
 
 
 @uncompiled
@@ -76,37 +78,126 @@ def sharded_linear_smooth_topk_loss(
         tensor(0.4839)
         >>> dist.destroy_process_group()
     """
+    layer = Layer(input, linear_weight, linear_bias)
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_linear_smooth_topk_loss", group) as agreement:
-        check_count("k", k)
-        check_temperature(tau)
-        if chunk_bytes is not None:
-            check_count("chunk_bytes", chunk_bytes)
-        logits = stand_in(input, linear_weight, linear_bias)
-        form = ShardedLists(SmoothHinge(k, tau, margin))
-        parameters = {"k": k, "tau": tau, "chunk_bytes": chunk_bytes}
-        targets = agree(agreement, form, logits, target, -1, options, **parameters)
-        own = target.weights if isinstance(target, SparseTarget) else target
-        check_not_differentiated(margin, weight, own)
-        agreement.facts["the input's shape"] = list(input.shape)
-        layer = (input, linear_weight, linear_bias)
-        wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in layer]
-        agreement.facts["which of input, weight and bias require a gradient"] = wanted
-    shards = agreement.shards
-    most = linear_weight.new_empty(()).expand(max(shards.sizes), input.shape[-1])
+        form, parameters = smooth_of_ranks(k, tau, margin)
+        targets = _agree(agreement, form, layer, target, options, chunk_bytes, parameters)
+    return _loss(form, layer, targets, options, 1.0, chunk_bytes, agreement.shards)
+
+
+@uncompiled
+def sharded_linear_topk_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Target,
+    k: Lengths = 5,
+    margin: float | Tensor = 0.0,
+    temperature: float = 1.0,
+    *,
+    linear_bias: Tensor | None = None,
+    group: ProcessGroup | ClassShards | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    chunk_bytes: int | None = None,
+) -> Tensor:
+    """Top-k cross-entropy of a linear layer whose classes are split over ranks.
+
+    :func:`topklass.functional.linear_topk_cross_entropy` of all classes; with k = 1 it is
+    cross-entropy. See :func:`sharded_linear_smooth_topk_loss` for how it is computed, and
+    :func:`sharded_topk_cross_entropy` for ``ShortListLoss``.
+
+    Args:
+        input: (d), (N, d) or (…, d), the same on all ranks.
+        linear_weight: of this rank's classes, (n, d).
+        target: class indices among all classes, a SparseTarget, or probabilities of this rank's
+            classes.
+        k: length of the list, or lengths and their weights.
+        margin: subtracted from the label's logit over T; a number, or one for each local class.
+        temperature: T.
+        linear_bias: of this rank's classes, (n).
+        group: the process group, or :class:`ClassShards`.
+        weight: one weight for each class of this rank.
+        ignore_index: a target that contributes neither loss nor gradient.
+        reduction: "mean" (weighted by the labels' weights), "sum" or "none".
+        label_smoothing: share of the target that is spread uniformly over all classes.
+        chunk_bytes: memory for the logits of a chunk; the same on all ranks.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` one loss per target, the same on all ranks.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 0], [1, 1], [0, 1]])
+        >>> sharded_linear_topk_cross_entropy(input, weight, torch.tensor([1]), k={1: 0.5, 2: 0.5})
+        tensor(0.6931)
+        >>> dist.destroy_process_group()
+    """
+    layer = Layer(input, linear_weight, linear_bias)
+    options = Options(weight, ignore_index, reduction, label_smoothing)
+    with Agreement("sharded_linear_topk_cross_entropy", group) as agreement:
+        form, factor, parameters = lists_of_ranks(k, margin, temperature)
+        targets = _agree(agreement, form, layer, target, options, chunk_bytes, parameters)
+    return _loss(form, layer, targets, options, factor, chunk_bytes, agreement.shards)
+
+
+class Layer(NamedTuple):
+    """The input of a linear layer, and the parameters of this rank's classes."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _agree(
+    agreement: Agreement,
+    form: ShardedLists,
+    layer: Layer,
+    target: Target,
+    options: Options,
+    chunk_bytes: int | None,
+    parameters: dict[str, Any],
+) -> Target:
+    """``agree`` of the logits of a layer."""
+    if chunk_bytes is not None:
+        check_count("chunk_bytes", chunk_bytes)
+    shared = {**parameters, "chunk_bytes": chunk_bytes}
+    targets = agree(agreement, form, stand_in(*layer), target, -1, options, **shared)
+    own = target.weights if isinstance(target, SparseTarget) else target
+    check_not_differentiated(form.loss.margin, options.weight, own)
+    agreement.facts["the input's shape"] = list(layer.input.shape)
+    wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in layer]
+    agreement.facts["which of input, weight and bias require a gradient"] = wanted
+    return targets
+
+
+def _loss(
+    form: ShardedLists,
+    layer: Layer,
+    targets: Target,
+    options: Options,
+    factor: float,
+    chunk_bytes: int | None,
+    shards: ClassShards,
+) -> Tensor:
+    input, weight, bias = layer
+    logits = stand_in(*layer)
+    most = weight.new_empty(()).expand(max(shards.sizes), input.shape[-1])
     problem = Problem(
         _OfRanks(form, shards),
         targets,
         options,
         _total(targets, options, shards),
-        1.0,
+        factor,
         logits.dtype,
         default_bytes(most) if chunk_bytes is None else chunk_bytes,
         len(most),
     )
-    samples = copied(to_samples(input), shards.group)
-    result = linear_loss(samples, linear_weight, linear_bias, problem)
-    if reduction == "none":
+    result = linear_loss(copied(to_samples(input), shards.group), weight, bias, problem)
+    if options.reduction == "none":
         result = result.reshape(input.shape[:-1])
     return result.to(result_dtype(logits))
 

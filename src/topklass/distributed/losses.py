@@ -1,5 +1,7 @@
 """Losses of logits whose classes are split over ranks."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -13,6 +15,25 @@ from topklass.functional.noised import NoisedHinge
 from topklass.functional.smooth import SmoothHinge
 from topklass.functional.topk_cross_entropy import Lengths, length_weights, loss_of_lists
 from topklass.operators.noised import noise_rows
+
+
+def smooth_of_ranks(
+    k: int, tau: float, margin: float | Tensor
+) -> tuple[ShardedLists, dict[str, Any]]:
+    """The smooth loss of split classes, and the parameters that ranks must share."""
+    check_count("k", k)
+    check_temperature(tau)
+    return ShardedLists(SmoothHinge(k, tau, margin)), {"k": k, "tau": tau}
+
+
+def lists_of_ranks(
+    k: Lengths, margin: float | Tensor, temperature: float
+) -> tuple[ShardedLists, float, dict[str, Any]]:
+    """The same of top-k cross-entropy, and what it is to be multiplied by."""
+    lengths = length_weights(k)
+    check_temperature(temperature, "temperature")
+    loss, factor = loss_of_lists(lengths, margin, temperature)
+    return ShardedLists(loss), factor, {"k": lengths, "temperature": temperature}
 
 
 @uncompiled
@@ -75,10 +96,8 @@ def sharded_smooth_topk_loss(
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_smooth_topk_loss", group) as agreement:
-        check_count("k", k)
-        check_temperature(tau)
-        form = ShardedLists(SmoothHinge(k, tau, margin))
-        targets = agree(agreement, form, local_logits, target, dim, options, k=k, tau=tau)
+        form, parameters = smooth_of_ranks(k, tau, margin)
+        targets = agree(agreement, form, local_logits, target, dim, options, **parameters)
     return sharded_classification_loss(form, local_logits, targets, dim, options, agreement.shards)
 
 
@@ -131,11 +150,7 @@ def sharded_topk_cross_entropy(
     """
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_topk_cross_entropy", group) as agreement:
-        lengths = length_weights(k)
-        check_temperature(temperature, "temperature")
-        loss, factor = loss_of_lists(lengths, margin, temperature)
-        form = ShardedLists(loss)
-        parameters = {"k": lengths, "temperature": temperature}
+        form, factor, parameters = lists_of_ranks(k, margin, temperature)
         targets = agree(agreement, form, local_logits, target, dim, options, **parameters)
     shards = agreement.shards
     return sharded_classification_loss(form, local_logits, targets, dim, options, shards, factor)
@@ -200,6 +215,11 @@ def sharded_noised_topk_loss(
     options = Options(weight, ignore_index, reduction, label_smoothing)
     with Agreement("sharded_noised_topk_loss", group) as agreement:
         check_count("k", k)
+        if samples is None:
+            raise ValueError(
+                "samples must be a number of noise vectors, got None: there is no exact "
+                "expectation for classes that are split over ranks"
+            )
         check_count("samples", samples)
         check_number("epsilon", epsilon, positive=False)
         check_number("scale", scale, positive=True)

@@ -18,6 +18,7 @@ from topklass._checks import (
     check_count,
     check_logits,
     check_margin,
+    check_not_distributed,
     every_class_counts,
     index_shape,
     to_rows,
@@ -34,6 +35,7 @@ from topklass.functional._contract import (
 )
 from topklass.functional._sharded_forms import Known, ShardedLoss
 from topklass.functional._sharded_messages import (
+    different_rows,
     exchange,
     own_labels,
     values_of,
@@ -57,6 +59,7 @@ def agree(
     Returns the targets of rows: class indices (R, 1), the probabilities of this rank's classes,
     (R, n), or those of a few classes, (R, m).
     """
+    check_not_distributed(local_logits=logits, target=target)
     classes, margin = check_logits(logits, dim), form.loss.margin
     check_margin(margin, classes)
     targets = check_targets(form.loss, logits, target, dim, options)
@@ -65,7 +68,7 @@ def agree(
     agreement.facts |= {name: fact(value) for name, value in parameters.items()}
     agreement.facts |= {
         "margin": _margin(margin),
-        "weight": options.weight is not None,
+        "whether weight is given": options.weight is not None,
         "ignore_index": int(options.ignore_index),
         "reduction": options.reduction,
         "label_smoothing": float(options.label_smoothing),
@@ -132,8 +135,10 @@ def sharded_losses(
     labels, chances = _labels_and_chances(targets, options.ignore_index)
     here = own_labels(labels, labels == options.ignore_index, shards)
     every = chances is not None or options.label_smoothing > 0
-    received = exchange(form, scores, labels, here, chances is None, every, options.weight, shards)
+    of_labels = None if chances is None else chances[:, : labels.shape[1]]
+    received = exchange(form, scores, labels, here, of_labels, every, options.weight, shards)
     wrong = wrong_labels(received.labels, labels, options.ignore_index, shards)
+    wrong |= different_rows(received.chances)
     weights = received.known.numbers.new_ones(len(scores), 1)
     if every:
         losses = _expected(form, scores, here, chances, received.known, options, shards)

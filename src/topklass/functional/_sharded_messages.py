@@ -20,6 +20,8 @@ class Received(NamedTuple):
     """Of the rows."""
     labels: Tensor
     """As each rank has them, (W, R, m)."""
+    chances: Tensor
+    """Of the labels, as each rank has them, (W, R, m); (W, R, 0) if they are certain."""
     of_label: Tensor
     """Score, margin and weight of a certain label, from the rank that has its class, (R, 3); for
     other targets (R, 0)."""
@@ -30,7 +32,7 @@ def exchange(
     scores: Tensor,
     labels: Tensor,
     here: Tensor,
-    certain: bool,
+    chances: Tensor | None,
     every: bool,
     weight: Tensor | None,
     shards: ClassShards,
@@ -42,7 +44,8 @@ def exchange(
         scores: of this rank's classes, (R, n).
         labels: (R, m).
         here: those among this rank's classes, −1 for others.
-        certain: whether each row has one label, whose score is wanted.
+        chances: of the labels, (R, m); None if each row has one certain label, whose score is
+            wanted.
         every: whether losses of every class as the label are wanted.
         weight: of these classes.
         shards: the classes of all ranks.
@@ -50,14 +53,17 @@ def exchange(
     nowhere = torch.full((len(scores), 1), -1, device=scores.device)
     told = form.tell(scores, nowhere if every else here, every)
     parts = [told.numbers, labels]
-    if certain:
+    if chances is not None:
+        parts += [chances.detach()]
+    else:
         parts += [told.label, values_of(form.loss.margin, here), values_of(weight, here)]
     sent = torch.cat([each.to(told.numbers.dtype) for each in parts], 1)
     received = gathered(sent, shards.group) if len(sent) else sent.unsqueeze(0)
-    sizes = [told.numbers.shape[1], labels.shape[1], 3 * certain]
-    numbers, of_ranks, of_owner = torch.split(received, sizes, -1)
+    certain, count = chances is None, labels.shape[1]
+    sizes = [told.numbers.shape[1], count, 0 if certain else count, 3 * certain]
+    numbers, of_labels, of_chances, of_owner = torch.split(received, sizes, -1)
     known = form.know(numbers, told.places, shards)
-    return Received(known, of_ranks, of_owner.sum(0))  # others told 0
+    return Received(known, of_labels, of_chances, of_owner.sum(0))  # others told 0
 
 
 def own_labels(labels: Tensor, ignored: Tensor, shards: ClassShards) -> Tensor:
@@ -79,16 +85,28 @@ def wrong_labels(
 
     An error where values may be read.
     """
-    different = (of_ranks != of_ranks[:1]).any(0).any(1, keepdim=True)
+    different = different_rows(of_ranks)
     if not can_read_values(labels):
         nowhere = (labels < 0) | (labels >= shards.classes)
         return different | (nowhere & (labels != ignore_index)).any(1, keepdim=True)
-    if different.any():
-        row = int(different.long().argmax())
-        given = of_ranks[:, row].long().squeeze(-1).tolist()
-        raise ValueError(
-            f"target must be the same on all ranks, got {given} in row {row}: every rank needs "
-            f"the same samples"
-        )
     labels_in_range(labels, shards.classes, ignore_index)
+    return different
+
+
+def different_rows(of_ranks: Tensor) -> Tensor:
+    """Rows of targets that differ between ranks, (W, R, m) to (R, 1).
+
+    An error where values may be read.
+    """
+    unequal = of_ranks.nan_to_num() != of_ranks[:1].nan_to_num()
+    different = unequal.any(0).any(1, keepdim=True)
+    if can_read_values(of_ranks) and different.any():
+        row = int(different.long().argmax())
+        given = of_ranks[:, row].squeeze(-1)
+        whole = given.long()
+        raise ValueError(
+            f"target must be the same on all ranks, got "
+            f"{(whole if (whole == given).all() else given).tolist()} in row {row}: every rank "
+            f"needs the same samples, and labels that are counted among all classes"
+        )
     return different
