@@ -4,6 +4,7 @@ Every rank makes the whole problem from a seed, and its own slice of it. The ora
 all classes, in float64.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import topklass.functional as TF
 from topklass import SparseTarget
 from topklass.distributed import (
     sharded_linear_smooth_topk_loss,
+    sharded_linear_topk_cross_entropy,
     sharded_noised_topk_loss,
     sharded_predict_topk,
     sharded_smooth_topk_loss,
@@ -368,35 +370,65 @@ def predictions() -> None:
 
 
 def linear_layer() -> None:
+    lists = sharded_linear_topk_cross_entropy, TF.topk_cross_entropy
     for dtype, rtol in ((torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         samples = torch.randn(ROWS, 6, dtype=torch.float64).to(dtype)
-        rows, bias = torch.randn(CLASSES, 6).to(dtype), torch.randn(CLASSES).to(dtype)
-        labels, weight = problem()[1], torch.rand(CLASSES, dtype=torch.float64)
-        few = SparseTarget(torch.randint(CLASSES, (ROWS, 2)), torch.rand(ROWS, 2))
-        for target, reduction, smoothing, chunk in (
-            (labels, "mean", 0.0, 1500),
-            (labels, "sum", 0.2, None),
-            (labels, "none", 0.1, 6000),
-            (few, "mean", 0.0, 1500),
+        layer = (samples, torch.randn(CLASSES, 6).to(dtype), torch.randn(CLASSES).to(dtype))
+        for sharded, whole, k in (
+            (sharded_linear_smooth_topk_loss, TF.smooth_topk_loss, 3),
+            (*lists, 1),
+            (*lists, {1: 0.5, 4: 0.5}),
         ):
-            options = {"reduction": reduction, "label_smoothing": smoothing, "k": 3}
-            full = [t.double().clone().requires_grad_() for t in (samples, rows, bias)]
-            expected = TF.smooth_topk_loss(F.linear(*full), target, weight=weight, **options)
-            mine = [t.clone().requires_grad_() for t in (samples, rows[own()], bias[own()])]
-            options |= {"linear_bias": mine[2], "weight": weight[own()]}
-            options["chunk_bytes"] = chunk
-            loss = sharded_linear_smooth_topk_loss(*mine[:2], target, **options)
-            assert loss.dtype == dtype
-            close(loss.detach(), expected.detach(), rtol)
-            outgoing = torch.rand(expected.shape, dtype=torch.float64).to(dtype)
-            expected.backward(outgoing.double())
-            loss.backward(outgoing)
-            for ours, theirs, part in zip(mine, full, (slice(None), own(), own()), strict=True):
-                assert ours.grad.dtype == dtype
-                difference = (ours.grad - theirs.grad[part]).abs()
-                assert (difference <= rtol * theirs.grad.abs().max()).all()
+            compare_layers(sharded, whole, layer, k, rtol)
     with raises(RuntimeError, "the last dimension of input must be that of linear_weight, 5, got"):
-        sharded_linear_smooth_topk_loss(samples, rows[own(), 1:], labels)
+        sharded_linear_smooth_topk_loss(samples, layer[1][own(), 1:], problem()[1])
+
+
+def behind_a_network() -> None:
+    """The program of docs/scale-sharded.md gives a network the gradient of the whole batch."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    images, labels = torch.randn(3 * ranks, 10), torch.randint(CLASSES, (3 * ranks,))
+    layer, weight = torch.nn.Linear(10, 6), torch.randn(CLASSES, 6)
+    network = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(layer))
+    features = network(images.chunk(ranks)[rank])
+    parts = [torch.empty_like(features) for _ in range(ranks)]
+    dist.all_gather(parts, features.detach())
+    whole = torch.cat(parts).requires_grad_()
+    sharded_linear_smooth_topk_loss(whole, weight[own()], labels, k=3).backward()
+    features.backward(ranks * whole.grad.chunk(ranks)[rank])
+    TF.smooth_topk_loss(layer(images) @ weight.T, labels, k=3).backward()
+    for ours, theirs in zip(network.module.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def compare_layers(
+    sharded: Loss, whole: Loss, layer: tuple[Tensor, ...], k: object, rtol: float
+) -> None:
+    """The loss of a layer in one with it, and the loss of its logits."""
+    labels, weight = problem()[1], torch.rand(CLASSES, dtype=torch.float64)
+    few = SparseTarget(torch.randint(CLASSES, (ROWS, 2)), torch.rand(ROWS, 2))
+    samples, rows, bias = layer
+    for target, reduction, smoothing, chunk in (
+        (labels, "mean", 0.0, 1500),
+        (labels, "sum", 0.2, None),
+        (labels, "none", 0.1, 10_000),
+        (few, "mean", 0.0, 3000),
+    ):
+        options = {"reduction": reduction, "label_smoothing": smoothing, "k": k}
+        full = [t.double().clone().requires_grad_() for t in layer]
+        expected = whole(F.linear(*full), target, weight=weight, **options)
+        mine = [t.clone().requires_grad_() for t in (samples, rows[own()], bias[own()])]
+        options |= {"linear_bias": mine[2], "weight": weight[own()], "chunk_bytes": chunk}
+        loss = sharded(*mine[:2], target, **options)
+        assert loss.dtype == samples.dtype
+        close(loss.detach(), expected.detach(), rtol)
+        outgoing = torch.rand(expected.shape, dtype=torch.float64).to(samples.dtype)
+        expected.backward(outgoing.double())
+        loss.backward(outgoing)
+        for ours, theirs, part in zip(mine, full, (slice(None), own(), own()), strict=True):
+            assert ours.grad.dtype == samples.dtype
+            difference = (ours.grad - theirs.grad[part]).abs()
+            assert (difference <= rtol * theirs.grad.abs().max()).all()
 
 
 CASES = [
@@ -418,5 +450,6 @@ CASES = [
     learned_margins,
     accuracy,
     predictions,
+    behind_a_network,
     linear_layer,
 ]

@@ -250,8 +250,14 @@ class Recipe:
                 self.shard_classes or self.head == "linear",
                 "head linear; shard_classes also takes cosine",
             ),
-            (self.shard_classes or self.logit_adjustment is None, "no logit_adjustment"),
-            (self.shard_classes or self.reweight_from is None, "no reweight_from"),
+            (
+                self.shard_classes or self.logit_adjustment is None,
+                "no logit_adjustment; shard_classes takes it",
+            ),
+            (
+                self.shard_classes or self.reweight_from is None,
+                "no reweight_from; shard_classes takes it",
+            ),
         ):
             if not right:
                 raise ValueError(f"{name} needs {expected}")
