@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import topklass
 from contract_cases import all_pairs
@@ -228,6 +229,19 @@ def test_no_second_derivative(reduction):
     )
     with pytest.raises(RuntimeError, match="no second derivative"):
         gradient.sum().backward()
+
+
+@every_reduction
+def test_a_graph_of_the_gradient_under_checkpoint(reduction):
+    """Which lets saved tensors be read only once."""
+    of = layer()
+
+    def loss(input: torch.Tensor) -> torch.Tensor:
+        return fused(LOSSES["smooth"], of._replace(input=1 * input), reduction=reduction).sum()
+
+    value = checkpoint(loss, of.input, use_reentrant=False)
+    (gradient,) = torch.autograd.grad(value, of.input, create_graph=True)
+    exact(gradient, torch.autograd.grad(loss(of.input), of.input)[0])
 
 
 def test_no_batch_of_gradients():

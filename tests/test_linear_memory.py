@@ -94,6 +94,25 @@ def test_large_sums_in_float16(by_classes, monkeypatch):
         assert (given.double() - wanted).norm() < 0.01 * wanted.norm()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_classes_without_samples_in_float16(autocast, monkeypatch):
+    """Their gradient is a sum of thousands of small probabilities."""
+    in_rows(monkeypatch, 256)
+    dtype = torch.float32 if autocast else torch.float16
+    of = layer(rows=1024, classes=70_000, features=2, dtype=dtype, bias=False)
+    with torch.no_grad():
+        of.weight.mul_(0.01)  # probabilities are about equal, and so are their rounding errors
+        of.input.add_(2)
+        of.target.remainder_(100)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        value = fused(LOSSES["cross-entropy"], of, chunk_bytes=1)
+    _, _, gradient = differentiate(value.float() * 2**10, of)
+    wide = Layer(*(t.detach().double().requires_grad_() for t in of[:2]), None, of.target)
+    _, _, expected = differentiate(plain(LOSSES["cross-entropy"], wide) * 2**10, wide)
+    off = (gradient.double() - expected)[100:].norm() / expected[100:].norm()
+    assert off < 0.01
+
+
 # Memory
 
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from topklass._checks import is_integer
-from topklass._transforms import differentiable_once
+from topklass._transforms import Saved, differentiable_once
 
 Group = dist.ProcessGroup | None
 """None for all ranks."""
@@ -273,8 +273,8 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once(NO_SECOND_DERIVATIVE)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0][ctx.rank], None
+    def backward(ctx: Any, saved: Saved, outgoing: Tensor) -> tuple[Tensor, None]:
+        return outgoing[ctx.rank], None
 
 
 class _Copied(torch.autograd.Function):
@@ -285,8 +285,8 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once(NO_SECOND_DERIVATIVE)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(gradients[0], ctx.group), None
+    def backward(ctx: Any, saved: Saved, outgoing: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(outgoing, ctx.group), None
 
 
 class _Summed(torch.autograd.Function):
@@ -296,5 +296,5 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once(NO_SECOND_DERIVATIVE)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, saved: Saved, outgoing: Tensor) -> tuple[Tensor, None]:
+        return outgoing, None

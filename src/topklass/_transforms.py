@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
+Saved = Callable[[], tuple[Any, ...]]
 
 
 def is_eager(tensor: Tensor) -> bool:
@@ -127,17 +128,19 @@ class _FirstOrderOnly(torch.autograd.Function):
 def differentiable_once(why: str) -> Callable[[Backward], Backward]:
     """Make a backward pass whose gradients have no derivative: asking for it is an error.
 
-    PyTorch's ``once_differentiable`` does not say why.
+    PyTorch's ``once_differentiable`` does not say why. The pass takes a function that returns the
+    saved tensors before the outgoing gradients: ``checkpoint`` lets them be read only once.
     """
 
     def decorate(backward: Backward) -> Backward:
         @wraps(backward)
         def once(ctx: Any, *outgoing: Tensor) -> tuple[Tensor | None, ...]:
+            saved = cache(lambda: ctx.saved_tensors)
             with torch.no_grad():
-                gradients = backward(ctx, *outgoing)
+                gradients = backward(ctx, saved, *outgoing)
             if not torch.is_grad_enabled():
                 return gradients
-            sources = (*outgoing, *ctx.saved_tensors)
+            sources = (*outgoing, *saved())
             return tuple(g if g is None else first_order_only(g, why, *sources) for g in gradients)
 
         return once

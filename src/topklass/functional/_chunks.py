@@ -44,6 +44,8 @@ class Problem(NamedTuple):
     chunk_bytes: int
     most_classes: int = 0
     """For which chunks are planned, if not for those of the weight: the most of any rank."""
+    share: float = 1.0
+    """Sums over rows are multiplied by it before they are rounded."""
 
 
 def in_chunks(
@@ -82,9 +84,9 @@ def in_chunks(
             if of_input is not None:
                 of_input[rows] = slopes @ narrow
             if of_weight is not None:
-                add_product(of_weight, slopes.t(), features, first=start == 0)
+                add_product(of_weight, slopes.t(), features, start == 0, problem.share)
             if of_bias is not None:
-                of_bias += slopes.sum(0, dtype=wide)
+                of_bias += slopes.sum(0, dtype=wide).mul_(problem.share)
             del slopes
         del logits  # before the next chunk's are made
     return losses, (
@@ -132,15 +134,19 @@ def _new_gradient(weight: Tensor, count: int, step: int, problem: Problem) -> Te
     return torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
-    """``total += left @ right`` for (C, R) and (R, d), rounded once; ``=`` the first time."""
+def add_product(
+    total: Tensor, left: Tensor, right: Tensor, first: bool, share: float = 1.0
+) -> None:
+    """``total += share · left @ right``, (C, R) and (R, d), rounded once; ``=`` the first time."""
     if total.dtype == left.dtype:
-        total.addmm_(left, right, beta=0 if first else 1)
+        total.addmm_(left, right, beta=0 if first else 1, alpha=share)
         return
     step = max(1, SLICE_ELEMENTS // max(1, total.shape[1]))
     for start in range(0, len(total), step):
         part = total[start : start + step]
         product = _widened(left[start : start + step], right, total.dtype)
+        if share != 1:
+            product.mul_(share)
         if first:
             part.copy_(product)
         else:

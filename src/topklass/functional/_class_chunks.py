@@ -53,14 +53,6 @@ def fewer_bytes(input: Tensor, classes: int, problem: Problem, rows: int) -> boo
     return saved * classes > STARTING_BYTES
 
 
-class _Piece(NamedTuple):
-    """Some of the classes."""
-
-    classes: slice
-    labels: Tensor
-    """(N, 1), −1 for those of other pieces."""
-
-
 def in_class_chunks(
     input: Tensor,
     weight: Tensor,
@@ -75,12 +67,14 @@ def in_class_chunks(
     features = input.to(dtype)
     backend = find_backend(features.new_empty((1, 1)).expand(len(input), len(weight)), 1)
 
-    def logits(piece: _Piece) -> Tensor:
-        shift = None if bias is None else bias[piece.classes].to(dtype)
-        return F.linear(features, weight[piece.classes].to(dtype), shift)
+    def logits(piece: slice) -> Tensor:
+        shift = None if bias is None else bias[piece].to(dtype)
+        return F.linear(features, weight[piece].to(dtype), shift)
 
+    assert isinstance(problem.targets, Tensor)
+    labels = problem.targets.masked_fill(problem.targets == problem.options.ignore_index, -1)
     pieces = _pieces(weight, problem)
-    row = _read(backend, loss, pieces, logits, len(weight))
+    row = _read(backend, loss, pieces, logits, labels, len(weight))
     with graph_of_its_own():
         for leaf in (*row.states, row.label):
             leaf.requires_grad_(outgoing is not None)
@@ -92,37 +86,36 @@ def in_class_chunks(
     heads = row.states.heads.detach()
 
     of_input = torch.empty_like(input, dtype=wide) if wanted[0] else None
-    of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    of_bias = None if bias is None else torch.empty_like(bias)
+    of_weight = of_bias = None
+    if wanted[1]:
+        of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    if wanted[2] and bias is not None:
+        of_bias = torch.empty_like(bias)
     for i, piece in enumerate(pieces):
         made = logits(piece)
-        places = labels_within(row.places, piece.classes.start, made.shape[1], made.shape[1])
+        count = made.shape[1]
+        here = labels_within(labels, piece.start, count)
+        places = labels_within(row.places, piece.start, count, nowhere=count)
         gradient = states_gradient(
-            backend, made, piece.labels, heads, places, slopes, loss.temperature, out=made
+            backend, made, here, heads, places, slopes, loss.temperature, out=made
         )
         if of_input is not None:
-            add_product(of_input, gradient, weight[piece.classes].to(dtype), first=i == 0)
-        if wanted[1]:
-            add_product(of_weight[piece.classes], gradient.t(), features, first=True)
-        if of_bias is not None and wanted[2]:
-            of_bias[piece.classes] = gradient.sum(0, dtype=wide)
+            add_product(of_input, gradient, weight[piece].to(dtype), first=i == 0)
+        if of_weight is not None:
+            add_product(of_weight[piece], gradient.t(), features, True, problem.share)
+        if of_bias is not None:
+            of_bias[piece] = gradient.sum(0, dtype=wide).mul_(problem.share)
         del made, gradient
-    return losses.detach(), (
-        None if of_input is None else of_input.to(input.dtype),
-        of_weight if wanted[1] else None,
-        of_bias if wanted[2] else None,
-    )
+    of_input = None if of_input is None else of_input.to(input.dtype)
+    return losses.detach(), (of_input, of_weight, of_bias)
 
 
-def _pieces(weight: Tensor, problem: Problem) -> list[_Piece]:
+def _pieces(weight: Tensor, problem: Problem) -> list[slice]:
     """Slices of the classes whose logits fit into a chunk."""
-    labels, classes = problem.targets, len(weight)
-    assert isinstance(labels, Tensor)
-    most = max(1, problem.chunk_bytes // (max(1, len(labels)) * problem.dtype.itemsize))
+    rows, classes = len(problem.targets), len(weight)
+    most = max(1, problem.chunk_bytes // (max(1, rows) * problem.dtype.itemsize))
     step = classes_of_a_piece(classes, most)
-    labels = labels.masked_fill(labels == problem.options.ignore_index, -1)
-    ranges = [slice(start, min(start + step, classes)) for start in range(0, classes, step)]
-    return [_Piece(own, labels_within(labels, own.start, own.stop - own.start)) for own in ranges]
+    return [slice(start, min(start + step, classes)) for start in range(0, classes, step)]
 
 
 def classes_of_a_piece(classes: int, most: int) -> int:
@@ -151,18 +144,18 @@ class _Rows(NamedTuple):
 def _read(
     backend: Any,
     loss: SmoothHinge | ListMixture,
-    pieces: list[_Piece],
-    logits: Callable[[_Piece], Tensor],
+    pieces: list[slice],
+    logits: Callable[[slice], Tensor],
+    labels: Tensor,
     classes: int,
 ) -> _Rows:
     """Read the logits of each piece once; only the states of rows so far are kept."""
     k, temperature = max(loss.lengths), loss.temperature
     rows: _Rows | None = None
     for piece in pieces:
-        heads, places, sums, label = read_states(
-            backend, logits(piece), piece.labels, k, temperature
-        )
-        places = (places + piece.classes.start).masked_fill(heads == -inf, classes)
+        here = labels_within(labels, piece.start, piece.stop - piece.start)
+        heads, places, sums, label = read_states(backend, logits(piece), here, k, temperature)
+        places = (places + piece.start).masked_fill(heads == -inf, classes)
         if rows is not None:
             before = rows.states
             heads, sums = (

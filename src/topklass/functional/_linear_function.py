@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topklass._transforms import differentiable_once, needs_plain_backward
+from topklass._transforms import Saved, differentiable_once, needs_plain_backward
 from topklass.dispatch import find_kernel
 from topklass.functional._chunks import Gradients, Problem, Wanted, chunk_rows, in_chunks
 from topklass.functional._class_chunks import fewer_bytes, in_class_chunks
@@ -35,14 +35,16 @@ class _LinearLoss(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         early = reduction != "none" and any(wanted)
         scale = _scale(input, problem) if early else None
-        ctx.late = None
+        share, ctx.late = 1.0, None
         if scale is not None and problem.dtype == torch.float16:
-            # Whole, the divisor of a mean would make gradients of rows too small for float16;
-            # without it, their sums are too large. So half of it comes before, half after.
-            ctx.late = scale.abs().sqrt()
-            scale = ctx.late.copysign(scale)
+            # Divided for a mean, gradients of rows may be too small for float16; their sums, too
+            # large if they are not. So sums are divided before they are rounded.
+            share = 1 / max(1, len(input)) if reduction == "mean" else 1.0
+            ctx.late = (scale, scale / share, scale / share)
+            scale = torch.ones_like(scale)
         with torch.autocast(input.device.type, enabled=False):
-            losses, gradients = _made(input, weight, bias, problem, scale, wanted)
+            shared = problem._replace(share=share)
+            losses, gradients = _made(input, weight, bias, shared, scale, wanted)
         if any(wanted):
             ctx.save_for_backward(input, weight, bias)
             ctx.problem, ctx.gradients = problem, gradients if early else None
@@ -57,28 +59,27 @@ class _LinearLoss(torch.autograd.Function):
         "the linear losses have no second derivative, since their gradient is made in the forward "
         "pass: apply the loss without 'linear' to torch.nn.functional.linear(…)"
     )
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (outgoing,) = gradients
+    def backward(ctx: Any, saved: Saved, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         if needs_plain_backward(outgoing):
             raise RuntimeError(
                 "the linear losses take one outgoing gradient, not a batch of them: call "
                 "torch.autograd.grad once for each, without is_grads_batched=True"
             )
-        return *_gradients(ctx, outgoing), None
+        return *_gradients(ctx, saved, outgoing), None
 
 
-def _gradients(ctx: Any, outgoing: Tensor) -> Gradients:
+def _gradients(ctx: Any, saved: Saved, outgoing: Tensor) -> Gradients:
     """Those made in the forward pass, multiplied in place; made again if there are none."""
     problem: Problem = ctx.problem
     made: Gradients | None = ctx.gradients
     ctx.gradients = None  # so that they become those of parameters without a copy
     if made is not None:
-        factor = outgoing if ctx.late is None else outgoing.float() * ctx.late
-        for gradient in made:
+        for i, gradient in enumerate(made):
             if gradient is not None:
+                factor = outgoing if ctx.late is None else outgoing.float() * ctx.late[i]
                 _multiply(gradient, factor)
         return made
-    input, weight, bias = ctx.saved_tensors
+    input, weight, bias = saved()
     outgoing = outgoing * _scale(input, problem)
     with torch.autocast(input.device.type, enabled=False):
         return _made(input, weight, bias, problem, outgoing, ctx.needs_input_grad[:3])[1]

@@ -59,7 +59,9 @@ def agree(
     Returns the targets of rows: class indices (R, 1), the probabilities of this rank's classes,
     (R, n), or those of a few classes, (R, m).
     """
-    check_not_distributed(local_logits=logits, target=target)
+    few = target if isinstance(target, SparseTarget) else (target, None)
+    check_not_distributed(local_logits=logits, target=few[0], weights=few[1])
+    check_not_distributed(margin=form.loss.margin, weight=options.weight)
     classes, margin = check_logits(logits, dim), form.loss.margin
     check_margin(margin, classes)
     targets = check_targets(form.loss, logits, target, dim, options)
@@ -138,7 +140,8 @@ def sharded_losses(
     of_labels = None if chances is None else chances[:, : labels.shape[1]]
     received = exchange(form, scores, labels, here, of_labels, every, options.weight, shards)
     wrong = wrong_labels(received.labels, labels, options.ignore_index, shards)
-    wrong |= different_rows(received.chances)
+    if of_labels is not None:
+        wrong = wrong | different_rows(received.chances)
     weights = received.known.numbers.new_ones(len(scores), 1)
     if every:
         losses = _expected(form, scores, here, chances, received.known, options, shards)

@@ -98,7 +98,8 @@ def different_rows(of_ranks: Tensor) -> Tensor:
 
     An error where values may be read.
     """
-    unequal = of_ranks.nan_to_num() != of_ranks[:1].nan_to_num()
+    first = of_ranks[:1]
+    unequal = (of_ranks != first) & ~(of_ranks.isnan() & first.isnan())
     different = unequal.any(0).any(1, keepdim=True)
     if can_read_values(of_ranks) and different.any():
         row = int(different.long().argmax())
@@ -107,6 +108,6 @@ def different_rows(of_ranks: Tensor) -> Tensor:
         raise ValueError(
             f"target must be the same on all ranks, got "
             f"{(whole if (whole == given).all() else given).tolist()} in row {row}: every rank "
-            f"needs the same samples, and labels that are counted among all classes"
+            f"needs the same samples, with labels that are counted among all classes"
         )
     return different

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topklass._transforms import differentiable_once
+from topklass._transforms import Saved, differentiable_once
 from topklass.dispatch import find_kernel
 from topklass.reference import row_states as reference
 from topklass.reference.row_states import States
@@ -107,9 +107,9 @@ class _RowStates(torch.autograd.Function):
         "the states of rows, which devices exchange, have no second derivative: take the loss of "
         "all classes on one device where it is needed"
     )
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_heads, _, of_sums, of_label = gradients
-        scores, labels, heads, places = ctx.saved_tensors
+    def backward(ctx: Any, saved: Saved, *outgoing: Tensor) -> tuple[Tensor | None, ...]:
+        of_heads, _, of_sums, of_label = outgoing
+        scores, labels, heads, places = saved()
         slopes = Slopes(of_heads, of_sums, of_label)
         result = states_gradient(
             ctx.backend, scores, labels, heads, places, slopes, ctx.temperature
