@@ -125,6 +125,8 @@ def differences() -> None:
             few = target[:-1] if last else target
             with raises((ValueError, RuntimeError), "must have shape"):
                 TF.smooth_topk_loss(mine, few, 3)
+            with raises((IndexError, RuntimeError), f"class indices from 0 to {CLASSES - 1}, or"):
+                TF.smooth_topk_loss(mine, target.index_fill(0, torch.tensor([0]), CLASSES), 3)
             torch.testing.assert_close(
                 TF.smooth_topk_loss(mine, target, 3).full_tensor(),
                 TF.smooth_topk_loss(logits, target, 3),

@@ -262,13 +262,14 @@ def check_per_class(name: str, value: Tensor, classes: int | None = None) -> Non
         )
 
 
-def check_same_device(first: Tensor, of: str = "the logits are", **others: object) -> None:
-    """Require that all tensors are on the device of the first, the logits."""
+def check_same_device(first: Tensor, /, of: str = "logits", **others: object) -> None:
+    """Require that all tensors are on the device of the first, by default the logits."""
+    verb = "are" if of == "logits" else "is"
     for name, other in others.items():
         if isinstance(other, Tensor) and other.device != first.device:
             raise RuntimeError(
-                f"{name} is on {other.device} and {of} on {first.device}: move one to the other's "
-                f"device"
+                f"{name} is on {other.device} and the {of} {verb} on {first.device}: move one to "
+                f"the other's device"
             )
 
 
@@ -277,9 +278,9 @@ def check_not_distributed(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and is_dtensor(tensor):
             raise TypeError(
-                f"{name} must be an ordinary tensor here, got a DTensor: pass {name}.to_local(); "
-                f"topklass.distributed has functions for classes that are split over the ranks of "
-                f"a group, such as mesh.get_group(…)"
+                f"{name} must be an ordinary tensor here, got a DTensor: pass {name}.to_local(), "
+                f"and where classes are split over ranks, to a function of topklass.distributed "
+                f"with group=mesh.get_group(…)"
             )
 
 

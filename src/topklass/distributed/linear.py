@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from topklass._checks import Options, check_count
+from topklass._checks import Options, check_count, check_not_distributed
 from topklass._collectives import Agreement, ClassShards, all_reduce, copied, uncompiled
 from topklass._targets import SparseTarget, Target
 from topklass._transforms import graph_of_its_own
@@ -18,7 +18,12 @@ from topklass.functional._linear_function import linear_loss
 from topklass.functional._sharded import agree, sharded_losses
 from topklass.functional._sharded_forms import ShardedLists, ShardedLoss
 from topklass.functional._sharded_messages import own_labels, values_of
-from topklass.functional.linear import check_not_differentiated, stand_in, to_samples
+from topklass.functional.linear import (
+    check_not_differentiated,
+    logits_dtype,
+    stand_in,
+    to_samples,
+)
 from topklass.functional.topk_cross_entropy import Lengths
 
 
@@ -162,6 +167,8 @@ def _agree(
     parameters: dict[str, Any],
 ) -> Target:
     """``agree`` of the logits of a layer."""
+    input, weight, bias = layer
+    check_not_distributed(input=input, linear_weight=weight, linear_bias=bias)
     if chunk_bytes is not None:
         check_count("chunk_bytes", chunk_bytes)
     shared = {**parameters, "chunk_bytes": chunk_bytes}
@@ -184,7 +191,7 @@ def _loss(
     shards: ClassShards,
 ) -> Tensor:
     input, weight, bias = layer
-    logits = stand_in(*layer)
+    logits = input.new_empty((), dtype=logits_dtype(input))
     most = weight.new_empty(()).expand(max(shards.sizes), input.shape[-1])
     problem = Problem(
         _OfRanks(form, shards),

@@ -26,6 +26,7 @@ from topklass._checks import (
 )
 from topklass._collectives import Agreement, summed, uncompiled
 from topklass._targets import SparseTarget, Target, check_sparse_target
+from topklass._transforms import can_read_values
 from topklass.functional._contract import (
     RowLoss,
     check_indices_are_ignored,
@@ -60,7 +61,8 @@ def mesh_loss(
     mesh, at = logits.device_mesh, class_dimension(logits, dim)
     logits, of_classes = _placed(logits, at)
     of_rows = [_without_classes(placement, at) for placement in logits.placements]
-    with _agreed(type(loss).__name__, mesh, of_classes) as agreements:
+    name, dims = type(loss).__name__, list(range(mesh.ndim)) if of_classes is not None else []
+    with _agreed(name, mesh, sorted(dims, key=lambda i: i == of_classes)) as agreements:
         _check(loss, logits, target, dim, options)
         loss, target, options = _own(loss, logits, target, at, options, of_classes)
         local = _local(logits)
@@ -76,7 +78,9 @@ def mesh_loss(
                 other.facts |= same
     if of_classes is not None:
         scores, shards = to_rows(local, dim), agreements[-1].shards
-        losses, total = sharded_losses(form, scores, targets, options, shards)
+        others = [i for i in range(mesh.ndim) if i != of_classes]
+        with _agreed(name, mesh, others if can_read_values(scores) else []):  # values may be wrong
+            losses, total = sharded_losses(form, scores, targets, options, shards)
 
     if options.reduction == "none":
         result = losses.reshape(index_shape(local, dim))
@@ -100,14 +104,12 @@ def mesh_loss(
 
 
 @contextmanager
-def _agreed(function: str, mesh: DeviceMesh, of_classes: int | None) -> Iterator[list[Agreement]]:
-    """Agreements of the ranks along each dimension of the mesh, that of the classes last.
+def _agreed(function: str, mesh: DeviceMesh, dims: list[int]) -> Iterator[list[Agreement]]:
+    """Agreements of the ranks along these dimensions of the mesh.
 
-    Those along the last dimension are compared first. An error there is an error along the next
-    one, so all ranks learn of it. Where only rows are sharded nothing is compared.
+    Those along the last one are compared first. An error there is an error along the next one, so
+    all ranks learn of it.
     """
-    dims = list(range(mesh.ndim)) if of_classes is not None else []
-    dims.sort(key=lambda i: i == of_classes)
     with ExitStack() as stack:
         yield [stack.enter_context(Agreement(function, mesh.get_group(i))) for i in dims]
 

@@ -253,7 +253,7 @@ def check_layer(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
                 f"input and {name} must have the same dtype outside of autocast, got "
                 f"{input.dtype} and {tensor.dtype}"
             )
-    check_same_device(input, "the input is", linear_weight=linear_weight, linear_bias=linear_bias)
+    check_same_device(input, "input", linear_weight=linear_weight, linear_bias=linear_bias)
     shape, given = tuple(linear_weight.shape), tuple(input.shape)
     if len(shape) != 2:
         raise RuntimeError(f"linear_weight must have the shape (C, d), got {shape}")
