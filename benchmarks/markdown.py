@@ -30,5 +30,6 @@ def hardware(record: dict[str, Any]) -> str:
     if "gpu" in record:
         what = f"{record['gpu']}, torch {record['torch']}, Triton {record['triton']}"
         return f"{what}, Python {record['python']}, commit {record['commit']}"
-    what = f"{record['processor']}, {record['threads']} threads, torch {record['torch']}"
+    threads = "1 thread" if record["threads"] == 1 else f"{record['threads']} threads"
+    what = f"{record['processor']}, {threads}, torch {record['torch']}"
     return f"{what}, commit {record['commit']}"
