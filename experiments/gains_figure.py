@@ -15,7 +15,7 @@ from experiments.style import WIDTH, headed
 from topklass.report.colours import COLOURS
 from topklass.report.svg import PAGE, QUIET
 
-HEIGHT, LINE = 4.7, 0.21
+HEIGHT, LINE = 4.7, 0.23
 """Inches of the axes, and of a line of the legends below."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 ROOM = 0.25
@@ -64,7 +64,7 @@ def gains_figure(results: Results, part: Settings) -> Figure | None:
     losses = [_key(each, "o", colour[each]) for each in methods if each in drawn]
     data = [_key(each, mark[each], QUIET) for each in cases if each in drawn]
     below.axis("off")
-    look = {"alignment": "left", "handletextpad": 0.2}
+    look = {"alignment": "left", "handlelength": 1.0, "handletextpad": 0.3}
     look |= {"borderpad": 0, "borderaxespad": 0}
     below.add_artist(below.legend(handles=losses, title="loss", loc="upper left", **look))
     below.legend(handles=data, title="data", loc="upper right", **look)
