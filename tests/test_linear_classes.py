@@ -157,5 +157,5 @@ def test_memory(k):
         linear_smooth_topk_loss(of.input, of.weight, of.target, k, chunk_bytes=room).backward()
 
     taken = peak_on_cpu(step) - of.input.nbytes - of.weight.nbytes
-    state = 8 * rows * k * k  # powers of heads, while states merge
+    state = 8 * rows * k * k  # of the losses of rows from their states, and their derivatives
     assert taken < 4 * room + 4 * state < rows * classes * 4

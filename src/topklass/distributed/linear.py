@@ -175,7 +175,7 @@ def _agree(
     targets = agree(agreement, form, stand_in(*layer), target, -1, options, **shared)
     own = target.weights if isinstance(target, SparseTarget) else target
     check_not_differentiated(form.loss.margin, options.weight, own)
-    agreement.facts["the input's shape"] = list(layer.input.shape)
+    agreement.facts["the input's shape"] = list(input.shape)
     wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in layer]
     agreement.facts["which of input, weight and bias require a gradient"] = wanted
     return targets
